@@ -24,12 +24,12 @@ from octavo.train.checkpoint.shared_disk import Disk, find_disk
 from octavo.train.checkpoint.writer import CheckpointWriter, step_folder
 from octavo.train.config import TrainConfig
 from octavo.train.data.training_data import Data, load_data
-from octavo.train.engine.build import build_engine, build_replica
 from octavo.train.launch.world import World, ranks
 from octavo.train.report import memory, plots, tables
 from octavo.train.report.metrics import MetricsLog, Totals, read_metrics
 from octavo.train.report.progress import make_display
 from octavo.train.report.summary import check_replicas, summarize
+from octavo.train.strategy.build import build_replica, build_strategy
 from octavo.train.trainer import Trainer
 
 ANSWERS = 6
@@ -90,7 +90,7 @@ def try_job(config: TrainConfig, world: World, data: Data) -> None:
     model = world.agree(lambda: build_replica(config, data))
     with _locked(Path(config.out), world) as disk:
         _claim(config, world, disk, data, model.config.to_dict())
-        build_engine(config, world, data, model, None, resumed=False)
+        build_strategy(config, world, data, model, None, resumed=False)
     del model
     gc.collect()  # engines are in reference cycles
 
@@ -171,12 +171,12 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
-    """Builds the engine, in the state of the checkpoint where there is one."""
+    """Builds the strategy, in the state of the checkpoint where there is one."""
     world = run.world
     totals, optimizer_state = world.agree(lambda: _load_main_part(run, model))
-    engine = build_engine(run.config, world, run.data, model, run.precision, resumed=run.found is not None)
+    strategy = build_strategy(run.config, world, run.data, model, run.precision, resumed=run.found is not None)
     if run.found:
-        lost = training_state.restore(engine, world, optimizer_state, run.checkpoints, run.found)
+        lost = training_state.restore(strategy, world, optimizer_state, run.checkpoints, run.found)
         if lost and world.is_main:
             _warn(lost)
     totals = world.from_main(totals)
@@ -187,8 +187,8 @@ def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
             f"from the start; what an optimizer has frozen stays as it is"
         )
     totals.schedule(run.config.steps)
-    world.agree(lambda: _claim_folder(run, engine.precision) if run.disk.is_leader else None)
-    return Trainer(run.config, world, run.data, engine, totals)
+    world.agree(lambda: _claim_folder(run, strategy.precision) if run.disk.is_leader else None)
+    return Trainer(run.config, world, run.data, strategy, totals)
 
 
 def _claim_folder(run: _Run, precision: str) -> None:
@@ -203,7 +203,7 @@ def _claim_folder(run: _Run, precision: str) -> None:
 
 
 def _load_main_part(run: _Run, model: LlamaForCausalLM) -> tuple[Totals, Any]:
-    """Fills `model` on rank 0 and returns what else rank 0 keeps for all ranks. The engine sends the weights to the
+    """Fills `model` on rank 0 and returns what else rank 0 keeps for all ranks. The strategy sends the weights to the
     others."""
     if run.step is None or not run.world.is_main:
         return Totals(), None
@@ -242,8 +242,8 @@ def _save(run: _Run, trainer: Trainer, writer: CheckpointWriter, log: MetricsLog
     check_replicas(trainer)
     if log:
         log.sync()
-    shared = training_state.shared_writer(trainer.engine, run.data.tokenizer, trainer.totals)
-    writer.save(trainer.totals.step, shared, training_state.rank_state(trainer.engine))
+    shared = training_state.shared_writer(trainer.strategy, run.data.tokenizer, trainer.totals)
+    writer.save(trainer.totals.step, shared, training_state.rank_state(trainer.strategy))
 
 
 def _finish(run: _Run, trainer: Trainer, console: Console | None) -> dict[str, Any]:
@@ -251,9 +251,9 @@ def _finish(run: _Run, trainer: Trainer, console: Console | None) -> dict[str, A
     run.world.agree(lambda: _write_figures(run.out, summary) if run.world.is_main else None)
     if run.world.is_main and summary["eval_loss"] is None:
         _warn(f"the loss of the trained model is not finite: {errors.DIVERGED}; try a smaller --lr or --clip-norm 1")
-    with trainer.engine.whole_model():
+    with trainer.strategy.whole_model():
         if console:
-            model, data = trainer.engine.model, run.data
+            model, data = trainer.strategy.model, run.data
             tables.print_summary(console, summary, run.out)
             tables.print_answers(console, evaluate.sample_answers(model, data.tokenizer, data.corpus.held_out, ANSWERS))
     return summary
@@ -267,8 +267,8 @@ def _write_figures(out: Path, summary: dict[str, Any]) -> None:
 
 
 def _opening(run: _Run, trainer: Trainer) -> str:
-    config, parameters = run.config, sum(p.numel() for p in trainer.engine.model.parameters())
-    where = device.describe(trainer.engine.device, config.device)
+    config, parameters = run.config, sum(p.numel() for p in trainer.strategy.model.parameters())
+    where = device.describe(trainer.strategy.device, config.device)
     rounds = f" every {config.outer} steps" if config.outer else ""
     shares = f", ZeRO-{config.zero}" if config.zero else ""
     begin = f"resuming after step {run.step}" if run.step else "starting"
@@ -276,7 +276,7 @@ def _opening(run: _Run, trainer: Trainer) -> str:
         begin += f", saved by {ranks(run.found.world_size)}"
     return (
         f"{begin}: {config.model} with {parameters:,} parameters on {run.data.corpus.name}, "
-        f"{ranks(run.world.size)} on {where}, {trainer.engine.precision}, plan {config.resolved_plan}{rounds}, "
+        f"{ranks(run.world.size)} on {where}, {trainer.strategy.precision}, plan {config.resolved_plan}{rounds}, "
         f"{config.optimizer_name}{shares}"
     )
 

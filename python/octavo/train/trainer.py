@@ -16,11 +16,11 @@ from octavo.train import evaluate
 from octavo.train.config import TrainConfig
 from octavo.train.data.batches import Batches, answer_tokens
 from octavo.train.data.training_data import Data
-from octavo.train.engine.base import Engine, Sent
 from octavo.train.errors import DIVERGED, JobError
 from octavo.train.launch.world import World
 from octavo.train.optimizer import learning_rate, optimizer_options, set_learning_rate
 from octavo.train.report.metrics import Totals, finite
+from octavo.train.strategy.base import Sent, Strategy
 
 EVAL_ROWS = 128
 EXACT_ITEMS = 128
@@ -30,30 +30,30 @@ MOST_SKIPPED = 20
 
 @dataclass
 class Trainer:
-    """Steps an engine and keeps the totals. Every method is called by all ranks together."""
+    """Steps a strategy and keeps the totals. Every method is called by all ranks together."""
 
     config: TrainConfig
     world: World
     data: Data
-    engine: Engine
+    strategy: Strategy
     totals: Totals
 
     def step(self) -> dict[str, Any]:
         """Makes the next step; returns its record for metrics.jsonl. Raises JobError on divergence."""
-        start, step, before = time.perf_counter(), self.totals.step + 1, self.engine.sent()
-        late = getattr(self.engine.optimizer, "frozen", True)  # read before the step: it sends by that phase
+        start, step, before = time.perf_counter(), self.totals.step + 1, self.strategy.sent()
+        late = getattr(self.strategy.optimizer, "frozen", True)  # read before the step: it sends by that phase
         rate = learning_rate(step, self.config.steps, self.config.lr_warmup_steps, self.config.resolved_lr)
-        set_learning_rate(self.engine.optimizer, rate)
+        set_learning_rate(self.strategy.optimizer, rate)
         loss = self._backward(step)
-        if not self.engine.steps_alone:  # where ranks step alone, rank 0 reports its own loss
+        if not self.strategy.steps_alone:  # where ranks step alone, rank 0 reports its own loss
             loss = self.world.mean(loss)
-        skipped = not self.engine.has_finite_gradients()
+        skipped = not self.strategy.has_finite_gradients()
         norm = None
         if skipped:
-            self.engine.skip_step()
+            self.strategy.skip_step()
         else:
             norm = self._update(step)
-        self.engine.end_step(is_last=step == self.config.steps)
+        self.strategy.end_step(is_last=step == self.config.steps)
         record = self._account(step, loss, rate, skipped, late, before, time.perf_counter() - start)
         return record if norm is None else {**record, "grad_norm": finite(norm)}
 
@@ -69,8 +69,8 @@ class Trainer:
         """Returns the mean loss over the held-out rows, or None where it is not finite. Each rank evaluates a share of
         the rows."""
         share = _Share(self.data.held_out, self.world, EVAL_ROWS)
-        with self.engine.whole_model():
-            mean = evaluate.eval_loss(self.engine.model, share, max_rows=EVAL_ROWS) if share.batches else 0.0
+        with self.strategy.whole_model():
+            mean = evaluate.eval_loss(self.strategy.model, share, max_rows=EVAL_ROWS) if share.batches else 0.0
         total, tokens = _sum(mean * share.tokens, share.tokens)
         self.totals.eval_loss = finite(total / tokens)
         return self.totals.eval_loss
@@ -82,8 +82,8 @@ class Trainer:
             return None
         asked = self.data.corpus.held_out[:EXACT_ITEMS][self.world.rank :: self.world.size]
         tokenizer = self.data.tokenizer
-        with self.engine.whole_model():
-            mean = evaluate.exact_match(self.engine.model, tokenizer, asked, EXACT_ITEMS) if asked else 0.0
+        with self.strategy.whole_model():
+            mean = evaluate.exact_match(self.strategy.model, tokenizer, asked, EXACT_ITEMS) if asked else 0.0
         right, count = _sum(mean * len(asked), len(asked))
         return right / count
 
@@ -101,15 +101,15 @@ class Trainer:
         part, own_tokens = 0.0, 0
         for micro in range(parts):
             batch = self.data.train.batch(step - 1, micro, self.world.rank, self.world.size)
-            part += self.engine.backward(batch, tokens_per_rank, is_last=micro + 1 == parts)
+            part += self.strategy.backward(batch, tokens_per_rank, is_last=micro + 1 == parts)
             own_tokens += answer_tokens(batch)
-        return part * tokens_per_rank / own_tokens if self.engine.steps_alone else part
+        return part * tokens_per_rank / own_tokens if self.strategy.steps_alone else part
 
     def _update(self, step: int) -> float | None:
         """Makes the optimizer's step. Its factors are the same on all ranks, and so is a divergence. Raises JobError
         then."""
         try:
-            return self.engine.update()
+            return self.strategy.update()
         except RuntimeError as error:
             if "without overflow" not in str(error):  # torch says so where a factor is too large for float32
                 raise
@@ -121,7 +121,7 @@ class Trainer:
         self, step: int, loss: float, rate: float, skipped: bool, late: bool, before: Sent, seconds: float
     ) -> dict[str, Any]:
         """Adds a step to the totals and returns its record. `before`: what had been sent before the step."""
-        totals, sent = self.totals, self.engine.sent()
+        totals, sent = self.totals, self.strategy.sent()
         wire, dense = sent.wire_bytes - before.wire_bytes, sent.dense_bytes - before.dense_bytes
         tokens = self.config.batch_size * self.config.seq_len * self.config.grad_accum * self.world.size
         totals.add_step(step, tokens, seconds, skipped, finite(loss))
@@ -133,7 +133,7 @@ class Trainer:
 
     def _stop_if_diverged(self) -> None:
         skipped, step = self.totals.skipped_in_a_row, self.totals.step
-        if self.engine.steps_alone:  # others do not know of it, so ranks ask where they meet anyway
+        if self.strategy.steps_alone:  # others do not know of it, so ranks ask where they meet anyway
             skipped = max(self.world.gather(skipped)) if self.is_evaluated(step) or self.is_saved(step) else 0
         if skipped >= MOST_SKIPPED:
             raise JobError(

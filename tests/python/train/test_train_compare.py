@@ -17,10 +17,10 @@ from train_runs import nano_config, solo_world
 from octavo.train import trainer
 from octavo.train.checkpoint import run_folder
 from octavo.train.compare import run_comparison
-from octavo.train.engine import build
-from octavo.train.engine.ddp import DdpEngine
 from octavo.train.errors import JobError
 from octavo.train.job import run_job
+from octavo.train.strategy import build
+from octavo.train.strategy.ddp import DdpStrategy
 
 
 @pytest.fixture(scope="module")
@@ -102,12 +102,12 @@ def test_a_plan_by_which_training_diverges_is_compared_without(world, tmp_path, 
     config = nano_config(tmp_path, steps=4, compare=("dense", "int4+ef"))
     screen = io.StringIO()
     monkeypatch.setattr(trainer, "MOST_SKIPPED", 3)
-    monkeypatch.setattr(DdpEngine, "has_finite_gradients", lambda self: self.config.plan != "dense")
+    monkeypatch.setattr(DdpStrategy, "has_finite_gradients", lambda self: self.config.plan != "dense")
     summaries = run_comparison(config, world, Console(file=screen, width=160))
     assert "the run has diverged" in summaries["dense"]["diverged"]
     assert summaries["int4+ef"]["steps"] == 4
     assert json.loads((Path(config.out) / "compare.json").read_text()) == summaries
     assert re.search(r"│ dense +│ adamw +│ +diverged │", screen.getvalue())
-    monkeypatch.setattr(DdpEngine, "has_finite_gradients", lambda _self: False)
+    monkeypatch.setattr(DdpStrategy, "has_finite_gradients", lambda _self: False)
     with pytest.raises(JobError, match=r"by every one of these plans the run has diverged"):
         run_comparison(dataclasses.replace(config, fresh=True), world, None)

@@ -24,13 +24,13 @@ from octavo.train.checkpoint.writer import saved_steps
 from octavo.train.config import TrainConfig
 from octavo.train.data.batches import IGNORE
 from octavo.train.data.training_data import Data, load_data
-from octavo.train.engine.build import build_engine, build_replica
-from octavo.train.engine.ddp import DdpEngine
 from octavo.train.errors import JobError
 from octavo.train.job import run_job
 from octavo.train.launch.world import World
 from octavo.train.optimizer_names import BETA2, OPTIMIZERS
 from octavo.train.report.metrics import Totals, read_metrics
+from octavo.train.strategy.build import build_replica, build_strategy
+from octavo.train.strategy.ddp import DdpStrategy
 from octavo.train.trainer import Trainer
 
 pytestmark = pytest.mark.timeout(120)
@@ -319,7 +319,7 @@ def test_a_step_with_a_non_finite_gradient_is_skipped_and_counted(world, tmp_pat
     def poisoned(self, step):
         loss = real(self, step)
         if step == 3:
-            next(self.engine.model.parameters()).grad.view(-1)[0] = float("nan")
+            next(self.strategy.model.parameters()).grad.view(-1)[0] = float("nan")
         return loss
 
     monkeypatch.setattr(trainer.Trainer, "_backward", poisoned)
@@ -332,7 +332,7 @@ def test_a_step_with_a_non_finite_gradient_is_skipped_and_counted(world, tmp_pat
 
 def test_a_run_that_never_has_a_finite_gradient_ends_with_a_sentence(world, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "MOST_SKIPPED", 3)
-    monkeypatch.setattr(DdpEngine, "has_finite_gradients", lambda _self: False)
+    monkeypatch.setattr(DdpStrategy, "has_finite_gradients", lambda _self: False)
     with pytest.raises(JobError, match="none of the last 3 steps, up to step 3, had a finite gradient"):
         run_job(nano_config(tmp_path), world, None)
 
@@ -352,7 +352,7 @@ def no_json(constant: str) -> None:
 def test_figures_that_are_not_finite_are_null(world, tmp_path, monkeypatch):
     real = evaluate.eval_loss
     monkeypatch.setattr(evaluate, "eval_loss", lambda *them, **options: real(*them, **options) * float("nan"))
-    monkeypatch.setattr(DdpEngine, "update", lambda _self: float("inf"))
+    monkeypatch.setattr(DdpStrategy, "update", lambda _self: float("inf"))
     screen = io.StringIO()
     config = nano_config(tmp_path, plan="int4+ef", steps=2, clip_norm=1.0)
     assert run_job(config, world, Console(file=screen, width=160))["eval_loss"] is None
@@ -374,9 +374,9 @@ UNEVEN = [
 def gradient_of_a_step(config: TrainConfig, world: World) -> tuple[float, list[torch.Tensor], Data]:
     """Returns the loss and the averaged gradient of the first step, and its data."""
     data = load_data(config, world)
-    engine = build_engine(config, world, data, build_replica(config, data), None, resumed=False)
-    loss = world.mean(Trainer(config, world, data, engine, Totals())._backward(1))
-    return loss, [parameter.grad for parameter in engine.model.parameters()], data
+    strategy = build_strategy(config, world, data, build_replica(config, data), None, resumed=False)
+    loss = world.mean(Trainer(config, world, data, strategy, Totals())._backward(1))
+    return loss, [parameter.grad for parameter in strategy.model.parameters()], data
 
 
 def largest_difference_from_one_big_batch(rank: int, config: TrainConfig) -> tuple[float, float]:
@@ -466,7 +466,7 @@ def test_a_resumed_run_is_still_paged(world, tmp_path, monkeypatch, optimizer):
     real = job._finish
 
     def finish(run, at_the_end, console):
-        seen.append(at_the_end.engine.optimizer.state)
+        seen.append(at_the_end.strategy.optimizer.state)
         return real(run, at_the_end, console)
 
     monkeypatch.setattr(job, "_finish", finish)
@@ -525,5 +525,5 @@ def test_bad_input_is_one_sentence_and_leaves_no_checkpoint(world, tmp_path, cha
 def test_the_seed_is_also_that_of_what_the_plan_draws(world, tmp_path):
     config = nano_config(tmp_path, seed=5)
     data = load_data(config, world)
-    engine = build_engine(config, world, data, build_replica(config, data), None, resumed=False)
-    assert engine.handle.state_dict()["seed"] == 5
+    strategy = build_strategy(config, world, data, build_replica(config, data), None, resumed=False)
+    assert strategy.handle.state_dict()["seed"] == 5

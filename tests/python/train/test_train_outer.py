@@ -19,10 +19,10 @@ from octavo.cli import app
 from octavo.train import compare, trainer
 from octavo.train.compare import run_comparison
 from octavo.train.config import TrainConfig
-from octavo.train.engine.outer import OuterEngine
 from octavo.train.errors import JobError
 from octavo.train.job import run_job
 from octavo.train.report.metrics import read_metrics
+from octavo.train.strategy.outer import OuterStrategy
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -88,7 +88,7 @@ def test_a_step_with_a_nan_is_left_out_and_counts(world, tmp_path, monkeypatch):
     def backward(self, step):
         loss = real(self, step)
         if step == 3:
-            next(self.engine.model.parameters()).grad.fill_(float("nan"))
+            next(self.strategy.model.parameters()).grad.fill_(float("nan"))
         return loss
 
     monkeypatch.setattr(trainer.Trainer, "_backward", backward)
@@ -103,7 +103,7 @@ def failure_of_a_diverging_rank(rank: int, config: TrainConfig) -> str:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(JobError) as caught:
         patch.setattr(trainer, "MOST_SKIPPED", 3)
         if rank == 1:
-            patch.setattr(OuterEngine, "has_finite_gradients", lambda _self: False)
+            patch.setattr(OuterStrategy, "has_finite_gradients", lambda _self: False)
         run_as_rank(rank, config)
     return str(caught.value)
 

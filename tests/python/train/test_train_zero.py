@@ -186,7 +186,7 @@ def test_a_step_with_a_nan_is_left_out(two_ranks, tmp_path):
 
 def run_with_a_nan(rank: int, config: TrainConfig) -> dict[str, Any]:
     """Makes rank 1's loss of step 3 a NaN."""
-    from octavo.train.engine import zero
+    from octavo.train.strategy import zero
 
     real, calls = zero.loss_of, []
 

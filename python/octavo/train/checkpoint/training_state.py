@@ -16,31 +16,31 @@ from octavo.train import device
 from octavo.train.checkpoint import state_file
 from octavo.train.checkpoint.restore import Found, broadcast_tree, load_rank_states
 from octavo.train.checkpoint.writer import MODEL, OPTIMIZER, TRAINER
-from octavo.train.engine.base import Engine
 from octavo.train.launch.world import World
 from octavo.train.report.metrics import Totals
+from octavo.train.strategy.base import Strategy
 
 
-def shared_writer(engine: Engine, tokenizer: PreTrainedTokenizerFast, totals: Totals) -> Callable[[Path], None]:
+def shared_writer(strategy: Strategy, tokenizer: PreTrainedTokenizerFast, totals: Totals) -> Callable[[Path], None]:
     """Returns a function that all ranks call together and by which rank 0 writes its files into a folder: model,
     tokenizer, optimizer, totals."""
 
     def write(folder: Path) -> None:
-        engine.save_model(folder)
-        if not engine.world.is_main:
+        strategy.save_model(folder)
+        if not strategy.world.is_main:
             return
         tokenizer.save_pretrained(folder)
-        state_file.save_tree(folder / OPTIMIZER, engine.common_state(), "optimizer")
+        state_file.save_tree(folder / OPTIMIZER, strategy.common_state(), "optimizer")
         durable_files.write_json(folder / TRAINER, totals.to_dict())
 
     return write
 
 
-def rank_state(engine: Engine) -> dict[str, Any]:
+def rank_state(strategy: Strategy) -> dict[str, Any]:
     """Returns this rank's own state: its error-feedback residuals and its random streams; with local steps also its
     parameters and its optimizer's state, with ZeRO also its part of the optimizer's state."""
-    rng = {"rng": torch.get_rng_state(), "device_rng": device.rng_state(engine.device)}
-    return {"handle": engine.own_state(), **rng}
+    rng = {"rng": torch.get_rng_state(), "device_rng": device.rng_state(strategy.device)}
+    return {"handle": strategy.own_state(), **rng}
 
 
 def load_weights(model: LlamaForCausalLM, folder: Path) -> None:
@@ -48,16 +48,16 @@ def load_weights(model: LlamaForCausalLM, folder: Path) -> None:
     load_model(model, folder / MODEL)
 
 
-def restore(engine: Engine, world: World, optimizer_state: Any, folder: Path, found: Found) -> str | None:
-    """Loads a checkpoint into a freshly built engine: rank 0's `optimizer_state`, and what each rank saved of its own.
-    Returns a sentence about what was lost, if anything was.
+def restore(strategy: Strategy, world: World, optimizer_state: Any, folder: Path, found: Found) -> str | None:
+    """Loads a checkpoint into a strategy that was just built: rank 0's `optimizer_state`, and what each rank saved of
+    its own. Returns a sentence about what was lost, if anything was.
 
     With the number of ranks that saved it the run continues with the same bits as an unbroken one. With another number,
     the mean of their error-feedback residuals is redistributed, and a rank without a predecessor keeps the random
     streams with which it was seeded.
     """
     common = broadcast_tree(world, optimizer_state, source=0)
-    states = load_rank_states(world, folder, found, of_all=engine.needs_all_ranks(common))
+    states = load_rank_states(world, folder, found, of_all=strategy.needs_all_ranks(common))
     own: dict[str, Any] = {}
 
     def handles(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
@@ -68,13 +68,13 @@ def restore(engine: Engine, world: World, optimizer_state: Any, folder: Path, fo
 
     if isinstance(states, dict):
         own = states
-        lost = engine.load(common, states["handle"])
+        lost = strategy.load(common, states["handle"])
     else:
         of_all = handles(states)
-        lost = engine.load(common, of_all)
-        for _ in of_all:  # reads the random streams where the engine has not gone through the states
+        lost = strategy.load(common, of_all)
+        for _ in of_all:  # reads the random streams where the strategy has not gone through the states
             pass
     if own:
         torch.set_rng_state(own["rng"])
-        device.set_rng_state(engine.device, own.get("device_rng"))
+        device.set_rng_state(strategy.device, own.get("device_rng"))
     return lost

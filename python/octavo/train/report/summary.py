@@ -24,18 +24,18 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
     of rank 0, with ZeRO those of its share. `peak_host_bytes`, `peak_device_bytes` and `peak_managed_bytes` are those
     of the rank with the most. `peak_device_bytes` is 0 where the CPU is the device, and leaves out managed memory.
     """
-    config, engine, totals, world = trainer.config, trainer.engine, trainer.totals, trainer.world
-    parameters = sum(p.numel() for p in engine.model.parameters())
-    optimizer_bytes, wire_bytes = engine.state_bytes()
+    config, strategy, totals, world = trainer.config, trainer.strategy, trainer.totals, trainer.world
+    parameters = sum(p.numel() for p in strategy.model.parameters())
+    optimizer_bytes, wire_bytes = strategy.state_bytes()
     return {
         "plan": config.resolved_plan,
         "optimizer": config.optimizer_name,
         "outer": config.outer,
-        **engine.options(),
+        **strategy.options(),
         "zero_stage": config.zero,
         "compile": config.compile,
-        "device": engine.device.type,
-        "precision": engine.precision,
+        "device": strategy.device.type,
+        "precision": strategy.precision,
         "world_size": world.size,
         "model": config.model,
         "data": trainer.data.corpus.name,
@@ -58,7 +58,7 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
         "dense_bytes_per_step": totals.dense_bytes / totals.step,
         "compression_ratio": _ratio(totals.dense_bytes, totals.wire_bytes),
         "compression_ratio_after_warmup": _ratio(totals.late_dense_bytes, totals.late_wire_bytes),
-        "peak_device_bytes": max(world.gather(device.peak_bytes(engine.device))),
+        "peak_device_bytes": max(world.gather(device.peak_bytes(strategy.device))),
         "peak_managed_bytes": max(world.gather(memory.peak_managed_bytes())),
         "peak_host_bytes": max(world.gather(memory.peak_host_bytes())),
         "state_bytes_per_param": optimizer_bytes / parameters,
@@ -73,7 +73,7 @@ def check_replicas(trainer: Trainer) -> str:
     """Returns the SHA-256 of the parameters, which all ranks have alike. Raises JobError where a rank's bits differ
     from rank 0's."""
     digest = hashlib.sha256()
-    for parameter in trainer.engine.common_parameters():
+    for parameter in trainer.strategy.common_parameters():
         digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy())
     digests = trainer.world.gather(digest.hexdigest())
     for rank, other in enumerate(digests):

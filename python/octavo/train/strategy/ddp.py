@@ -16,15 +16,15 @@ from transformers import LlamaForCausalLM
 import octavo
 from octavo.train.config import TrainConfig
 from octavo.train.data.training_data import Data
-from octavo.train.engine.base import State, loss_of
-from octavo.train.engine.optimizer_forms import IS_SHARED_OUT, LOST, as_state_dict, names_by_group
-from octavo.train.engine.replica import ReplicaEngine
 from octavo.train.launch.world import World
 from octavo.train.optimizer import build_optimizer, plan_of
 from octavo.train.report.memory import tensor_bytes
+from octavo.train.strategy.base import State, loss_of
+from octavo.train.strategy.optimizer_forms import IS_SHARED_OUT, LOST, as_state_dict, names_by_group
+from octavo.train.strategy.replica import ReplicaStrategy
 
 
-class DdpEngine(ReplicaEngine):
+class DdpStrategy(ReplicaStrategy):
     def __init__(
         self,
         config: TrainConfig,

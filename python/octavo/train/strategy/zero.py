@@ -15,14 +15,14 @@ from transformers import LlamaForCausalLM
 import octavo
 from octavo.train.checkpoint.writer import MODEL
 from octavo.train.config import TrainConfig
-from octavo.train.engine.base import Engine, Sent, State, loss_of
-from octavo.train.engine.optimizer_forms import IS_SHARED_OUT, LOST, as_parts, names_by_group
 from octavo.train.launch.world import World
 from octavo.train.optimizer import build_optimizer, plan_of
 from octavo.train.report.memory import tensor_bytes
+from octavo.train.strategy.base import Sent, State, Strategy, loss_of
+from octavo.train.strategy.optimizer_forms import IS_SHARED_OUT, LOST, as_parts, names_by_group
 
 
-class ZeroEngine(Engine):
+class ZeroStrategy(Strategy):
     def __init__(
         self,
         config: TrainConfig,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the model of a run, and the engine that trains it, from the options."""
+"""Builds the model of a run, and the strategy that trains it, from the options."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from transformers import LlamaForCausalLM
 from octavo.train import device as devices
 from octavo.train.config import TrainConfig
 from octavo.train.data.training_data import Data
-from octavo.train.engine.base import Engine
-from octavo.train.engine.ddp import DdpEngine
-from octavo.train.engine.outer import OuterEngine
-from octavo.train.engine.precision import choose_precision
-from octavo.train.engine.zero import ZeroEngine
 from octavo.train.launch.world import World
 from octavo.train.model import build_model, model_config
+from octavo.train.strategy.base import Strategy
+from octavo.train.strategy.ddp import DdpStrategy
+from octavo.train.strategy.outer import OuterStrategy
+from octavo.train.strategy.precision import choose_precision
+from octavo.train.strategy.zero import ZeroStrategy
 
 
 def build_replica(config: TrainConfig, data: Data) -> LlamaForCausalLM:
@@ -24,13 +24,13 @@ def build_replica(config: TrainConfig, data: Data) -> LlamaForCausalLM:
     return build_model(model_config(config.model, len(data.tokenizer), config.seq_len, **ids), config.seed)
 
 
-def build_engine(
+def build_strategy(
     config: TrainConfig, world: World, data: Data, model: LlamaForCausalLM, kept: str | None, *, resumed: bool
-) -> Engine:
-    """Returns the engine that trains `model`. All ranks get rank 0's bits of the model. `kept`: the precision that this
-    run chose before, or None.
+) -> Strategy:
+    """Returns the strategy that trains `model`. All ranks get rank 0's bits of the model. `kept`: the precision that
+    this run chose before, or None.
 
-    Raises JobError, in the engine's words, for what an engine refuses.
+    Raises JobError, in the strategy's words, for what it refuses.
     """
     device = world.agree(lambda: devices.choose(config.device))
     devices.reset_peak(device)
@@ -38,7 +38,7 @@ def build_engine(
     precision = kept or choose_precision(config, world, model.config.hidden_size)
     model = model.to(device)
     if config.zero:
-        return ZeroEngine(config, world, model, precision, group)
+        return ZeroStrategy(config, world, model, precision, group)
     if config.outer:
-        return OuterEngine(config, world, model, precision, group)
-    return DdpEngine(config, world, model, precision, group, data if resumed else None)
+        return OuterStrategy(config, world, model, precision, group)
+    return DdpStrategy(config, world, model, precision, group, data if resumed else None)

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from octavo.train.config import TrainConfig
-from octavo.train.engine.precision import autocast
 from octavo.train.launch.world import World
+from octavo.train.strategy.precision import autocast
 
 State = dict[str, Any]
 
@@ -31,7 +31,7 @@ class Sent:
 
 
 @dataclass
-class Engine(ABC):
+class Strategy(ABC):
     """Turns batches into steps. All ranks call its methods together and in the same order, except for the methods of a
     step where each rank steps alone."""
 
@@ -115,7 +115,7 @@ class Engine(ABC):
         """Returns the bytes on this rank of the optimizer's state, and of what the exchange keeps from step to step."""
 
     def options(self) -> dict[str, Any]:
-        """Returns what summary.json says of the engine besides the options of the run."""
+        """Returns what summary.json says of the strategy besides the options of the run."""
         return {}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from octavo.train.engine.base import State
+from octavo.train.strategy.base import State
 from octavo.zero.optimizer_state import States, decoded, redistributed
 
 IS_SHARED_OUT = "is_shared_out"

@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from octavo.finite import all_finite
-from octavo.train.engine.base import Engine, Sent
 from octavo.train.optimizer import clip_gradient
+from octavo.train.strategy.base import Sent, Strategy
 
 
-class ReplicaEngine(Engine):
+class ReplicaStrategy(Strategy):
     def has_finite_gradients(self) -> bool:
         return bool(all_finite(p.grad for p in self.model.parameters() if p.grad is not None))
 

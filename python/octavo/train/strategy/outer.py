@@ -13,15 +13,15 @@ from transformers import LlamaForCausalLM
 
 import octavo
 from octavo.train.config import TrainConfig
-from octavo.train.engine.base import State, loss_of
-from octavo.train.engine.replica import ReplicaEngine
 from octavo.train.launch.world import World
 from octavo.train.optimizer import build_optimizer
 from octavo.train.report.memory import tensor_bytes
+from octavo.train.strategy.base import State, loss_of
+from octavo.train.strategy.replica import ReplicaStrategy
 
 
-class OuterEngine(ReplicaEngine):
-    """An engine whose handle and optimizer are the same octavo.Outer."""
+class OuterStrategy(ReplicaStrategy):
+    """A strategy whose handle and optimizer are the same octavo.Outer."""
 
     steps_alone = True
 
