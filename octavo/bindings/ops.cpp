@@ -135,12 +135,13 @@ void sign_step_op(at::TensorList parameters, at::TensorList updates, double lr, 
   as_torch_error([&] { sign_step_(parameters, updates, lr, weight_decay); });
 }
 
-void zero_one_variance_op(at::Tensor parameter, const at::Tensor& gradient, at::Tensor momentum, at::Tensor square,
-                          at::Tensor preconditioner, std::int64_t step, std::int64_t update, double lr, double beta1,
-                          double beta2, double eps, double weight_decay, double floor) {
+void zero_one_variance_op(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta,
+                          at::TensorList squares, at::TensorList preconditioners, at::IntArrayRef steps,
+                          at::IntArrayRef updates, double lr, double beta1, double beta2, double eps,
+                          double weight_decay, double floor) {
   as_torch_error([&] {
-    zero_one_variance_(parameter, gradient, momentum, square, preconditioner,
-                       {lr, beta1, beta2, eps, weight_decay, floor, step, update});
+    zero_one_variance_(parameters, gradients, momenta, squares, preconditioners, steps, updates,
+                       {lr, beta1, beta2, eps, weight_decay}, floor);
   });
 }
 
@@ -217,8 +218,8 @@ TORCH_LIBRARY(octavo, m) {
   m.def("decode_state(Tensor codes, Tensor scales, SymInt count, int bits, bool is_signed) -> Tensor", compilable);
   m.def("sign_step_(Tensor(a!)[] parameters, Tensor[] updates, float lr, float weight_decay) -> ()", compilable);
   m.def(
-      "zero_one_variance_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) momentum, Tensor(c!) square, "
-      "Tensor(d!) preconditioner, int step, int update, float lr, float beta1, float beta2, float eps, "
+      "zero_one_variance_(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] momenta, Tensor(c!)[] squares, "
+      "Tensor(d!)[] preconditioners, int[] steps, int[] updates, float lr, float beta1, float beta2, float eps, "
       "float weight_decay, float floor) -> ()",
       compilable);
   m.def(

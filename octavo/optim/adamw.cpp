@@ -14,11 +14,6 @@ namespace {
 
 constexpr std::int64_t kFloorBlock = 256;
 
-void require_valid(const AdamWOptions& options, const char* where) {
-  require_rates(options.lr, options.beta1, options.beta2, options.weight_decay, where);
-  require_finite(options.eps, where, "eps");
-}
-
 rules::AdamWStep rule_of(const AdamWOptions& options, std::int64_t step, std::int64_t square_step) {
   const double bias1 = 1 - std::pow(options.beta1, step), bias2 = 1 - std::pow(options.beta2, square_step);
   return {.decay = static_cast<float>(1 - options.lr * options.weight_decay),
@@ -39,6 +34,11 @@ rules::AdamWStep coupled(const AdamWOptions& options, std::int64_t step) {
 }
 
 }  // namespace
+
+void require_valid(const AdamWOptions& options, const char* where) {
+  require_rates(options.lr, options.beta1, options.beta2, options.weight_decay, where);
+  require_finite(options.eps, where, "eps");
+}
 
 void adam_(const StepTensors& tensors, at::IntArrayRef steps, const AdamWOptions& options, bool is_decay_decoupled) {
   constexpr const char* kWhere = "optim.adam";
@@ -69,35 +69,62 @@ void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean,
   require_step(step, kWhere, "a step");
   require_step(square_step, kWhere, "a step of the square");
   require_valid(options, kWhere);
-  const rules::AdamWStep rule = rule_of(options, step, square_step);
   const at::Tensor order = order_of(parameter);
   Flat p(parameter, order), g(gradient, order), m(mean, order), v(square, order);
-  float *pd = p.data(), *gd = g.data(), *md = m.data(), *vd = v.data();
-  for_elements(parameter, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
-    const StepOperands operands = {
-        .parameter = pd + first, .gradient = gd + first, .mean = {md + first}, .square = {vd + first}};
-    scope.kernels().adamw(scope.queue(), rule, size, operands);
-  });
+  adamw_flat(parameter.device(), p, g, m, v, options, step, square_step);
   p.write_back();
   m.write_back();
   v.write_back();
+}
+
+void adamw_flat(c10::Device device, Flat& parameter, Flat& gradient, Flat& mean, Flat& square,
+                const AdamWOptions& options, std::int64_t step, std::int64_t square_step) {
+  const rules::AdamWStep rule = rule_of(options, step, square_step);
+  float *p = parameter.data(), *g = gradient.data(), *m = mean.data(), *v = square.data();
+  const auto count = static_cast<std::uint64_t>(parameter.values().numel());
+  for_elements(device, count, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+    const StepOperands operands = {
+        .parameter = p + first, .gradient = g + first, .mean = {m + first}, .square = {v + first}};
+    scope.kernels().adamw(scope.queue(), rule, size, operands);
+  });
 }
 
 void freeze_variance_(at::Tensor& square, double beta2, double eps, double floor, std::int64_t step) {
   constexpr const char* kWhere = "optim.freeze_variance";
   require_state(square, square, kWhere, "a square");
   require_step(step, kWhere, "a step");
-  if (square.numel() == 0) return;
-  const at::Tensor root = (square / (1 - std::pow(beta2, step))).sqrt_();
-  const at::Tensor flat = root.flatten();
-  const std::int64_t padded = (flat.numel() + kFloorBlock - 1) / kFloorBlock * kFloorBlock;
-  const at::Tensor blocks = at::constant_pad_nd(flat, {0, padded - flat.numel()}).view({-1, kFloorBlock});
-  at::Tensor sizes = at::full({blocks.size(0), 1}, static_cast<double>(kFloorBlock), flat.options());
-  sizes[-1].fill_(static_cast<double>(flat.numel() - (blocks.size(0) - 1) * kFloorBlock));
-  at::Tensor means = blocks.sum(1, /*keepdim=*/true) / sizes;
-  means = at::where(means > 0, means, flat.mean());
-  const at::Tensor bound = (means * floor).expand_as(blocks).reshape(-1).narrow(0, 0, flat.numel());
-  square.copy_(at::maximum(flat, bound).add_(eps).reciprocal_().view_as(root));
+  FreezeRoom(square).freeze(square, beta2, eps, floor, step);
+}
+
+FreezeRoom::FreezeRoom(const at::Tensor& square)
+    : rows_(square.is_contiguous() ? square.view(-1) : at::empty({square.numel()}, square.options())),
+      last_(at::empty({kFloorBlock}, square.options())),
+      means_(at::empty({(square.numel() + kFloorBlock - 1) / kFloorBlock}, square.options())),
+      is_positive_(at::empty(means_.sizes(), square.options().dtype(at::kBool))),
+      mean_(at::empty({}, square.options())) {}
+
+void FreezeRoom::freeze(const at::Tensor& square, double beta2, double eps, double floor, std::int64_t step) {
+  const std::int64_t count = rows_.numel(), left = count % kFloorBlock, blocks = count / kFloorBlock;
+  if (count == 0) return;
+  const at::Tensor in_rows = rows_.view(square.sizes());
+  in_rows.copy_(square);
+  rows_.div_(1 - std::pow(beta2, step)).sqrt_();
+  at::mean_out(mean_, rows_, at::IntArrayRef{0});
+  at::Tensor whole = rows_.narrow(0, 0, count - left).view({blocks, kFloorBlock});
+  at::Tensor last = rows_.narrow(0, count - left, left), means_of_whole = means_.narrow(0, 0, blocks);
+  at::sum_out(means_of_whole, whole, 1).div_(static_cast<double>(kFloorBlock));
+  if (left > 0) {
+    last_.zero_().narrow(0, 0, left).copy_(last);
+    at::Tensor mean_of_last = means_[blocks];
+    at::sum_out(mean_of_last, last_, 0).div_(static_cast<double>(left));
+  }
+  at::gt_out(is_positive_, means_, 0);
+  at::where_out(means_, is_positive_, means_, mean_);
+  means_.mul_(floor);
+  at::maximum_out(whole, whole, means_of_whole.unsqueeze(1));
+  if (left > 0) at::maximum_out(last, last, means_[blocks]);
+  rows_.add_(eps).reciprocal_();
+  square.copy_(in_rows);
 }
 
 void frozen_adamw_(at::Tensor& parameter, const at::Tensor& update, at::Tensor& mean, double step_size, double decay) {

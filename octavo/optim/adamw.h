@@ -10,6 +10,8 @@
 
 namespace octavo {
 
+class Flat;
+
 /// Steps throw Error invalid_argument unless all are finite.
 struct AdamWOptions {
   double lr;
@@ -24,6 +26,9 @@ struct AdamWOptions {
 OCTAVO_API void adam_(const StepTensors& tensors, at::IntArrayRef steps, const AdamWOptions& options,
                       bool is_decay_decoupled);
 
+/// Throws Error invalid_argument, in the name of `where`, for options that AdamWOptions does not allow.
+void require_valid(const AdamWOptions& options, const char* where);
+
 /// Makes one step of AdamW, in place, in one pass. All tensors have one shape and are float32; `parameter` and
 /// `gradient` may be of another floating dtype and are then converted. `step` counts from 1. Elements with a gradient
 /// that is not finite, or has no finite square, stay as they are. Throws Error invalid_argument for other tensors or
@@ -33,12 +38,29 @@ OCTAVO_API void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Te
 /// Makes the same step where the square has made fewer steps than the mean: `square_step`, counted from 1.
 OCTAVO_API void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
                        const AdamWOptions& options, std::int64_t step, std::int64_t square_step);
+/// Makes the same step in memory that is flat already and in one order, on `device`. It allocates nothing.
+void adamw_flat(c10::Device device, Flat& parameter, Flat& gradient, Flat& mean, Flat& square,
+                const AdamWOptions& options, std::int64_t step, std::int64_t square_step);
 
 /// Freezes the variance of 1-bit Adam: turns `square` into the preconditioner of all later steps. That is the
 /// reciprocal of max(sqrt(square / (1 - beta2^step)), floor * its mean over each 256 elements) + eps. A block that
 /// never had a gradient (rows of rare tokens) takes the mean over the tensor: without a floor, its first gradient would
-/// be divided by eps.
+/// be divided by eps. Throws Error invalid_argument for another tensor, before it has changed.
 OCTAVO_API void freeze_variance_(at::Tensor& square, double beta2, double eps, double floor, std::int64_t step);
+
+/// What freeze_variance_ needs besides the variance. It is allocated by itself, before a step changes anything.
+class FreezeRoom {
+ public:
+  explicit FreezeRoom(const at::Tensor& square);
+  /// Freezes the square of the constructor. It allocates nothing.
+  void freeze(const at::Tensor& square, double beta2, double eps, double floor, std::int64_t step);
+
+ private:
+  at::Tensor rows_;                 // the variance, row-major: itself, or a copy
+  at::Tensor last_;                 // one block, for the last elements, where they are fewer
+  at::Tensor means_, is_positive_;  // by block
+  at::Tensor mean_;                 // over all elements
+};
 
 /// Makes one step with a frozen variance. `update` is the preconditioned momentum, averaged over ranks; `mean` becomes
 /// a copy of it. The parameter loses `decay` (lr times weight decay) of itself and `step_size` times the update. Shapes

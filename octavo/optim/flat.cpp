@@ -5,6 +5,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -14,6 +15,10 @@
 namespace octavo {
 
 namespace {
+
+bool is_flat(const at::Tensor& tensor, const at::Tensor& order) {
+  return tensor.scalar_type() == at::kFloat && has_order_of(tensor, order);
+}
 
 bool is_strided(const at::Tensor& tensor) { return tensor.defined() && tensor.layout() == at::kStrided; }
 
@@ -86,20 +91,57 @@ void require_like(const at::Tensor& tensor, const at::Tensor& parameter, const c
        " on ", parameter.device().str(), ", got ", described(tensor));
 }
 
-at::Tensor order_of(const at::Tensor& parameter) {
-  return parameter.is_non_overlapping_and_dense() ? parameter : at::empty(parameter.sizes(), parameter.options());
+at::Tensor row_major(const at::Tensor& parameter) {
+  return at::empty(parameter.sizes(), parameter.options().device(at::kMeta));
 }
 
-Flat::Flat(const at::Tensor& tensor, const at::Tensor& like) : tensor_(tensor), values_(tensor) {
-  const bool is_flat = tensor.scalar_type() == at::kFloat && tensor.strides() == like.strides() &&
-                       tensor.is_non_overlapping_and_dense() && has_own_values(tensor);
+at::Tensor order_of(const at::Tensor& parameter) {
+  return parameter.is_non_overlapping_and_dense() ? parameter : row_major(parameter);
+}
+
+bool has_order_of(const at::Tensor& tensor, const at::Tensor& order) {
+  return tensor.is_non_overlapping_and_dense() && tensor.strides() == order.strides() && has_own_values(tensor);
+}
+
+std::int64_t CopyRoom::bytes_of(std::int64_t elements, at::ScalarType dtype) {
+  constexpr std::int64_t kAlignment = 64;
+  const std::int64_t bytes = elements * static_cast<std::int64_t>(c10::elementSize(dtype));
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+void CopyRoom::reserve(std::int64_t bytes, c10::Device device) {
+  at::Tensor& room = bytes_[device];
+  if (bytes == 0 || (room.defined() && room.numel() >= bytes)) return;
+  room = at::Tensor();
+  room = at::empty({bytes}, at::dtype(at::kByte).device(device));
+}
+
+at::Tensor CopyRoom::copy_of(const at::Tensor& tensor, const at::Tensor& order, at::ScalarType dtype) {
+  const std::int64_t bytes = tensor.numel() * static_cast<std::int64_t>(c10::elementSize(dtype));
+  const at::Tensor room = bytes_.at(tensor.device()).narrow(0, used_, bytes).view(dtype);
+  used_ += bytes_of(tensor.numel(), dtype);
+  return room.as_strided(order.sizes(), order.strides()).copy_(tensor);
+}
+
+Flat::Flat(const at::Tensor& tensor, const at::Tensor& like, CopyRoom* room) : tensor_(tensor), values_(tensor) {
+  if (is_flat(tensor, like)) return;
   const c10::NoGradGuard not_differentiated;
-  if (!is_flat) values_ = at::empty_like(like, at::TensorOptions().dtype(at::kFloat)).copy_(tensor);
+  values_ = room ? room->copy_of(tensor, like, at::kFloat)
+                 : at::empty_strided(like.sizes(), like.strides(), tensor.options().dtype(at::kFloat)).copy_(tensor);
 }
 
 void Flat::write_back() {
   const c10::NoGradGuard not_differentiated;
   if (!values_.is_same(tensor_)) tensor_.copy_(values_);
+}
+
+void reserve_for_flats(CopyRoom& room, at::TensorList parameters, std::initializer_list<at::TensorList> lists) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor order = order_of(parameters[i]);
+    const auto copied =
+        std::ranges::count_if(lists, [&](at::TensorList list) { return !list.empty() && !is_flat(list[i], order); });
+    room.reserve(copied * CopyRoom::bytes_of(order.numel(), at::kFloat), parameters[i].device());
+  }
 }
 
 }  // namespace octavo

@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
+#include <unordered_map>
 
 #include "octavo/device/dispatch.h"
 
@@ -35,21 +37,49 @@ void require_rates(double lr, double beta1, double beta2, double weight_decay, c
 /// Returns a tensor's description for messages; it may be undefined.
 std::string described(const at::Tensor& tensor);
 
+/// Returns a tensor of the parameter's sizes and in row-major order, without memory.
+at::Tensor row_major(const at::Tensor& parameter);
 /// Returns a tensor in the memory order that all flat tensors of a step share: the parameter's where that is dense,
-/// otherwise row-major.
+/// otherwise row-major. It may have no memory.
 at::Tensor order_of(const at::Tensor& parameter);
+/// Whether kernels may walk a tensor as flat memory in the order of another one of its shape.
+bool has_order_of(const at::Tensor& tensor, const at::Tensor& order);
 
-/// A tensor as flat float32 memory in the order of `like`. Any other tensor is copied, and write_back() copies it back,
-/// also to a leaf that requires a gradient.
+/// Memory for copies of one parameter's tensors at a time, on any devices. A step reserves it before it changes any
+/// parameter: where it finds no memory, it has changed nothing. Copies of all parameters at once could take more memory
+/// than their states.
+class CopyRoom {
+ public:
+  /// Makes room for one parameter's copies of `bytes` bytes together. Throws what an allocation throws.
+  void reserve(std::int64_t bytes, c10::Device device);
+  /// Forgets the copies that were made so far.
+  void clear() { used_ = 0; }
+  /// Returns a copy of a tensor in the order of another one.
+  at::Tensor copy_of(const at::Tensor& tensor, const at::Tensor& order, at::ScalarType dtype);
+
+  /// Returns the bytes that a copy takes.
+  static std::int64_t bytes_of(std::int64_t elements, at::ScalarType dtype);
+
+ private:
+  std::unordered_map<c10::Device, at::Tensor> bytes_;
+  std::int64_t used_ = 0;
+};
+
+/// A tensor as flat float32 memory in the order of `like`. Any other tensor is copied, to `room` where there is one.
+/// write_back() copies it back, also to a leaf that requires a gradient.
 class Flat {
  public:
-  Flat(const at::Tensor& tensor, const at::Tensor& like);
+  Flat(const at::Tensor& tensor, const at::Tensor& like, CopyRoom* room = nullptr);
   float* data() { return values_.mutable_data_ptr<float>(); }
+  const at::Tensor& values() const { return values_; }
   void write_back();
 
  private:
   at::Tensor tensor_, values_;
 };
+
+/// Reserves what the Flats of any one parameter need. Each list has a tensor for each parameter, or is empty.
+void reserve_for_flats(CopyRoom& room, at::TensorList parameters, std::initializer_list<at::TensorList> lists);
 
 /// Calls `launch(scope, first, size)` for parts of `count` elements, several at a time where there are more threads.
 template <class Launch>

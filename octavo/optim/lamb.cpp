@@ -25,8 +25,14 @@ struct Lamb {
   at::Tensor order;
   Flat parameter, mean, square;
   rules::LambStep step;
-  Lamb(const at::Tensor& p, const at::Tensor& m, const at::Tensor& v, const rules::LambStep& rule)
-      : order(order_of(p)), parameter(p, order), mean(m, order), square(v, order), step(rule) {}
+  c10::Device device;
+  Lamb(const at::Tensor& p, const at::Tensor& m, const at::Tensor& v, const rules::LambStep& rule, CopyRoom& room)
+      : order(order_of(p)),
+        parameter(p, order, &room),
+        mean(m, order, &room),
+        square(v, order, &room),
+        step(rule),
+        device(p.device()) {}
   std::uint64_t count() const { return static_cast<std::uint64_t>(order.numel()); }
   std::uint64_t chunks() const { return chunks_of(count()); }
 };
@@ -55,23 +61,23 @@ void sum_squares(c10::Device device, std::uint64_t count, const float* values, f
 
 void find_direction(Lamb& lamb, float* direction) {
   float *pd = lamb.parameter.data(), *md = lamb.mean.data(), *vd = lamb.square.data();
-  for_elements(lamb.order, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+  for_elements(lamb.device, lamb.count(), [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
     scope.kernels().lamb_direction(scope.queue(), lamb.step, size, pd + first, md + first, vd + first,
                                    direction + first);
   });
 }
 
-void update_moments(Lamb& lamb, const at::Tensor& gradient) {
-  Flat g(gradient, lamb.order);
+void update_moments(Lamb& lamb, const at::Tensor& gradient, CopyRoom& room) {
+  Flat g(gradient, lamb.order, &room);
   float *gd = g.data(), *md = lamb.mean.data(), *vd = lamb.square.data();
-  for_elements(lamb.order, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+  for_elements(lamb.device, lamb.count(), [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
     scope.kernels().lamb_moments(scope.queue(), lamb.step, size, gd + first, md + first, vd + first);
   });
 }
 
 void apply(Lamb& lamb, const float* direction, double step_size) {
   float* pd = lamb.parameter.data();
-  for_elements(lamb.order, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+  for_elements(lamb.device, lamb.count(), [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
     scope.kernels().frozen_adamw(scope.queue(), 1.0F, static_cast<float>(step_size), size, direction + first,
                                  pd + first);
   });
@@ -128,41 +134,48 @@ void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList m
 
   const c10::Device device = parameters[0].device();
   const SettledAtEnd buffers_are_free(device);
-  std::vector<Lamb> lambs;
   std::uint64_t chunks = 0, largest = 0;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    lambs.emplace_back(parameters[i], means[i], squares[i], rule_of(options, steps[i]));
-    chunks += lambs.back().chunks();
-    largest = std::max(largest, lambs.back().count());
+  for (const at::Tensor& parameter : parameters) {
+    const auto count = static_cast<std::uint64_t>(parameter.numel());
+    chunks += chunks_of(count);
+    largest = std::max(largest, count);
   }
+  CopyRoom room;
+  reserve_for_flats(room, parameters, {parameters, gradients, means, squares});
   at::Tensor direction_buffer, sums_buffer;
   auto* direction = reinterpret_cast<float*>(reserve_on_device(direction_buffer, largest * sizeof(float), device));
   auto* sums = reinterpret_cast<float*>(reserve_on_host(sums_buffer, 2 * chunks * sizeof(float), device));
+  const auto lamb_of = [&](std::size_t i) {
+    room.clear();
+    return Lamb(parameters[i], means[i], squares[i], rule_of(options, steps[i]), room);
+  };
 
   float* next = sums;  // for each tensor the sums of the parameter, then of its direction
-  for (std::size_t i = 0; i < lambs.size(); ++i) {
-    update_moments(lambs[i], gradients[i]);
-    find_direction(lambs[i], direction);
-    sum_squares(device, lambs[i].count(), lambs[i].parameter.data(), next);
-    sum_squares(device, lambs[i].count(), direction, next + lambs[i].chunks());
-    next += 2 * lambs[i].chunks();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    Lamb lamb = lamb_of(i);
+    update_moments(lamb, gradients[i], room);
+    find_direction(lamb, direction);
+    sum_squares(device, lamb.count(), lamb.parameter.data(), next);
+    sum_squares(device, lamb.count(), direction, next + lamb.chunks());
+    next += 2 * lamb.chunks();
+    lamb.mean.write_back();
+    lamb.square.write_back();
   }
   wait_for_current_stream(device);
 
   next = sums;
-  for (std::size_t i = 0; i < lambs.size(); ++i) {
-    const std::uint64_t own = lambs[i].chunks();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    Lamb lamb = lamb_of(i);
+    const std::uint64_t own = lamb.chunks();
     const double size = norm_of({next, own}), length = norm_of({next + own, own});
     next += 2 * own;
     double& coefficient = coefficients.mutable_data_ptr<double>()[i];
     coefficient = size > 0 && length > 0
                       ? std::clamp(size / length, options.least_coefficient, options.greatest_coefficient)
                       : 1.0;
-    find_direction(lambs[i], direction);
-    apply(lambs[i], direction, options.lr * coefficient);
-    lambs[i].parameter.write_back();
-    lambs[i].mean.write_back();
-    lambs[i].square.write_back();
+    find_direction(lamb, direction);
+    apply(lamb, direction, options.lr * coefficient);
+    lamb.parameter.write_back();
   }
 }
 

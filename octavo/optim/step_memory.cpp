@@ -3,30 +3,15 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
-
-#include "octavo/device/own_values.h"
 #include "octavo/optim/flat.h"
 
 namespace octavo {
 
 namespace {
 
-constexpr std::int64_t kCopyAlignment = 64;  // in bytes
-
 FloatFormat format_of(at::ScalarType dtype) {
   if (dtype == at::kFloat) return FloatFormat::float32;
   return dtype == at::kBFloat16 ? FloatFormat::bfloat16 : FloatFormat::float16;
-}
-
-/// Returns a tensor of the parameter's sizes and in row-major order, without memory.
-at::Tensor row_major(const at::Tensor& parameter) {
-  return at::empty(parameter.sizes(), parameter.options().device(at::kMeta));
-}
-
-/// Whether kernels may walk a tensor of the parameter's shape as flat memory in the parameter's order.
-bool has_order_of(const at::Tensor& tensor, const at::Tensor& order) {
-  return tensor.is_non_overlapping_and_dense() && tensor.strides() == order.strides() && has_own_values(tensor);
 }
 
 /// Returns the memory order in which a parameter is walked: its own, or row-major where codes or random rounding are
@@ -53,24 +38,15 @@ bool is_in_place(const StepTensors& tensors, std::size_t i) {
 
 /// Returns the bytes of copies of all of a parameter's tensors.
 std::int64_t copy_bytes(const StepTensors& tensors, std::size_t i) {
-  std::int64_t width = tensors.parameters[i].element_size() + tensors.gradients[i].element_size();
-  for (const at::TensorList list : {tensors.means, tensors.squares, tensors.tails}) {
-    if (is_given(list, i)) width += list[i].element_size();
+  std::int64_t bytes = 0;
+  for (const at::TensorList list :
+       {tensors.parameters, tensors.gradients, tensors.means, tensors.squares, tensors.tails}) {
+    if (is_given(list, i)) bytes += CopyRoom::bytes_of(tensors.parameters[i].numel(), list[i].scalar_type());
   }
-  return width * tensors.parameters[i].numel() + 5 * kCopyAlignment;
+  return bytes;
 }
 
 }  // namespace
-
-CopyRoom::CopyRoom(std::int64_t bytes, c10::Device device)
-    : bytes_(at::empty({bytes}, at::dtype(at::kByte).device(device))) {}
-
-at::Tensor CopyRoom::copy_of(const at::Tensor& tensor, const at::Tensor& order) {
-  const std::int64_t bytes = tensor.numel() * tensor.element_size();
-  const at::Tensor room = bytes_.narrow(0, used_, bytes).view(tensor.scalar_type());
-  used_ += divided_up(bytes, kCopyAlignment) * kCopyAlignment;
-  return room.as_strided(order.sizes(), order.strides()).copy_(tensor);
-}
 
 FlatTensors::FlatTensors(const StepTensors& tensors, std::size_t i, CopyRoom* room)
     : room_(room),
@@ -104,7 +80,7 @@ void FlatTensors::write_back() {
 
 void* FlatTensors::memory_of(const at::Tensor& tensor, bool is_read_only) {
   if (has_order_of(tensor, order_)) return tensor.data_ptr();
-  at::Tensor copy = room_->copy_of(tensor, order_);
+  at::Tensor copy = room_->copy_of(tensor, order_, tensor.scalar_type());
   void* const memory = copy.data_ptr();
   if (is_read_only) {
     read_copies_.push_back(std::move(copy));
@@ -122,16 +98,15 @@ StateView FlatTensors::view_of(const StepTensors& tensors, at::TensorList values
 }
 
 Copied::Copied(const StepTensors& tensors) : is_copied(tensors.parameters.size()) {
-  std::int64_t bytes = 0;
   for (std::size_t i = 0; i < is_copied.size(); ++i) {
     is_copied[i] = !is_in_place(tensors, i);
-    if (is_copied[i]) bytes = std::max(bytes, copy_bytes(tensors, i));
+    if (is_copied[i]) room.reserve(copy_bytes(tensors, i), tensors.parameters[i].device());
   }
-  if (bytes > 0) room.emplace(bytes, tensors.parameters.front().device());
 }
+
 FlatTensors Copied::flat(const StepTensors& tensors, std::size_t i) {
-  if (room) room->clear();
-  return FlatTensors(tensors, i, room ? &*room : nullptr);
+  room.clear();
+  return FlatTensors(tensors, i, &room);
 }
 
 }  // namespace octavo

@@ -10,26 +10,11 @@
 #include <vector>
 
 #include "octavo/kernels/step_operands.h"
+#include "octavo/optim/flat.h"
 #include "octavo/optim/step_tensors.h"
 
 /// The tensors of a step as the flat memory that kernels work on.
 namespace octavo {
-
-/// Memory for the copies of one parameter at a time. It is allocated before any parameter changes: a step that finds no
-/// memory has changed nothing.
-class CopyRoom {
- public:
-  CopyRoom(std::int64_t bytes, c10::Device device);
-
-  /// Forgets the copies that were made so far.
-  void clear() { used_ = 0; }
-  /// Returns a copy of a tensor in the order of another one.
-  at::Tensor copy_of(const at::Tensor& tensor, const at::Tensor& order);
-
- private:
-  at::Tensor bytes_;
-  std::int64_t used_ = 0;
-};
 
 /// A parameter's tensors as flat memory. Those that are not flat are copied to `room`.
 class FlatTensors {
@@ -61,8 +46,8 @@ class FlatTensors {
 
 /// The parameters that are not stepped in place, and the room for the copies of any one of them.
 struct Copied {
-  std::vector<bool> is_copied;        // by parameter
-  std::optional<CopyRoom> room = {};  // none where no parameter is copied
+  std::vector<bool> is_copied;  // by parameter
+  CopyRoom room = {};
 
   /// Throws what an allocation throws.
   explicit Copied(const StepTensors& tensors);

@@ -66,25 +66,40 @@ rules::ZeroOneStep zero_one_step(double beta, double step_size, double gradient_
           .step_size = static_cast<float>(step_size)};
 }
 
-void zero_one_variance_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& momentum, at::Tensor& square,
-                        at::Tensor& preconditioner, const ZeroOneVariance& options) {
+void zero_one_variance_(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta,
+                        at::TensorList squares, at::TensorList preconditioners, at::IntArrayRef steps,
+                        at::IntArrayRef updates, const AdamWOptions& options, double floor) {
   constexpr const char* kWhere = "optim.zero_one_variance";
-  require_state(momentum, parameter, kWhere, "a momentum");
-  require_state(square, parameter, kWhere, "a square");
-  require_state(preconditioner, parameter, kWhere, "a preconditioner");
-  require_like(gradient, parameter, kWhere, "a gradient");
-  require_step(options.step, kWhere, "a step");
-  require_step(options.update, kWhere, "an update");
-  if (options.update == 1) {
-    momentum.zero_();
-  } else {
-    momentum.div_(preconditioner);
+  require_states(momenta, parameters, kWhere, "a momentum", "momenta");
+  require_states(squares, parameters, kWhere, "a square", "squares");
+  require_states(preconditioners, parameters, kWhere, "a preconditioner", "preconditioners");
+  require_all_like(gradients, parameters, kWhere, "a gradient", "gradients");
+  require_length(steps.size(), parameters.size(), kWhere, "steps");
+  require_length(updates.size(), parameters.size(), kWhere, "updates");
+  for (const std::int64_t step : steps) require_step(step, kWhere, "a step");
+  for (const std::int64_t update : updates) require_step(update, kWhere, "an update");
+  require_valid(options, kWhere);
+  CopyRoom room;
+  reserve_for_flats(room, parameters, {parameters, gradients, momenta, squares, preconditioners});
+  std::vector<FreezeRoom> freezing;
+  for (const at::Tensor& preconditioner : preconditioners) freezing.emplace_back(preconditioner);
+  // from here on nothing is allocated
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    room.clear();
+    const at::Tensor order = order_of(parameters[i]);
+    const auto flat_of = [&](at::TensorList tensors) { return Flat(tensors[i], order, &room); };
+    Flat p = flat_of(parameters), g = flat_of(gradients), m = flat_of(momenta), v = flat_of(squares);
+    if (updates[i] == 1) {
+      m.values().zero_();
+    } else {
+      m.values().div_(flat_of(preconditioners).values());
+    }
+    adamw_flat(parameters[i].device(), p, g, m, v, options, steps[i], updates[i]);
+    for (Flat* flat : {&p, &m, &v}) flat->write_back();
+    preconditioners[i].copy_(squares[i]);
+    freezing[i].freeze(preconditioners[i], options.beta2, options.eps, floor, updates[i]);
+    momenta[i].mul_(preconditioners[i]);
   }
-  const AdamWOptions adamw = {options.lr, options.beta1, options.beta2, options.eps, options.weight_decay};
-  adamw_(parameter, gradient, momentum, square, adamw, options.step, options.update);
-  preconditioner.copy_(square);
-  freeze_variance_(preconditioner, options.beta2, options.eps, options.floor, options.update);
-  momentum.mul_(preconditioner);
 }
 
 void zero_one_local_(at::TensorList parameters, at::TensorList gradients, at::TensorList preconditioners,
@@ -97,13 +112,17 @@ void zero_one_local_(at::TensorList parameters, at::TensorList gradients, at::Te
   require_states(momenta, parameters, kWhere, "a momentum", "momenta");
   require_states(updates, parameters, kWhere, "an update", "updates");
   require_length(step_sizes.size(), parameters.size(), kWhere, "step sizes");
+  CopyRoom room;
+  reserve_for_flats(room, parameters, {parameters, gradients, preconditioners, anchors, momenta, updates});
   for (std::size_t i = 0; i < parameters.size(); ++i) {
+    room.clear();
     const rules::ZeroOneStep step = zero_one_step(beta, step_sizes[i]);
     const at::Tensor order = order_of(parameters[i]);
-    Flat p(parameters[i], order), g(gradients[i], order), c(preconditioners[i], order), a(anchors[i], order);
-    Flat m(momenta[i], order), u(updates[i], order);
+    const auto flat_of = [&](at::TensorList tensors) { return Flat(tensors[i], order, &room); };
+    Flat p = flat_of(parameters), g = flat_of(gradients), c = flat_of(preconditioners), a = flat_of(anchors);
+    Flat m = flat_of(momenta), u = flat_of(updates);
     float *pd = p.data(), *gd = g.data(), *cd = c.data(), *ad = a.data(), *md = m.data(), *ud = u.data();
-    for_elements(order, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+    for_elements(parameters[i], [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
       scope.kernels().zero_one_local(scope.queue(), step, size, gd + first, cd + first, ad + first, pd + first,
                                      md + first, ud + first);
     });
@@ -119,21 +138,27 @@ void zero_one_sync_(at::TensorList parameters, at::TensorList anchors, at::Tenso
   require_states(updates, parameters, kWhere, "an update", "updates");
   require_length(decays.size(), parameters.size(), kWhere, "decays");
   require_length(totals.size(), parameters.size(), kWhere, "totals");
+  std::vector<at::Tensor> kept(parameters.size());  // without a step size the updates say nothing of the momentum
   for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (totals[i] <= 0) kept[i] = momenta[i].clone();
+  }
+  CopyRoom room;
+  reserve_for_flats(room, parameters, {parameters, anchors, momenta, updates});
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    room.clear();
     const auto decay = static_cast<float>(decays[i]);
     const auto share = static_cast<float>(totals[i] > 0 ? 1 / totals[i] : 0);
     const at::Tensor order = order_of(parameters[i]);
-    Flat p(parameters[i], order), m(momenta[i], order), u(updates[i], order);
-    const at::Tensor kept = totals[i] > 0 ? at::Tensor() : momenta[i].clone();  // no step size: the updates say nothing
+    Flat p(parameters[i], order, &room), m(momenta[i], order, &room), u(updates[i], order, &room);
     std::optional<Flat> a;
-    if (!anchors.empty()) a.emplace(anchors[i], order);
+    if (!anchors.empty()) a.emplace(anchors[i], order, &room);
     float *pd = p.data(), *md = m.data(), *ud = u.data(), *ad = a ? a->data() : pd;
-    for_elements(order, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+    for_elements(parameters[i], [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
       scope.kernels().zero_one_sync(scope.queue(), decay, share, size, ad + first, pd + first, md + first, ud + first);
     });
     for (Flat* flat : {&p, &m, &u}) flat->write_back();
     if (a) a->write_back();
-    if (kept.defined()) momenta[i].copy_(kept);
+    if (kept[i].defined()) momenta[i].copy_(kept[i]);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "octavo/export.h"
+#include "octavo/optim/adamw.h"
 #include "octavo/rules/zero_one_adam.h"
 
 namespace octavo {
@@ -34,26 +35,19 @@ OCTAVO_API ZeroOneKind zero_one_kind(std::uint64_t done, const ZeroOneSchedule& 
 /// Returns the step for gradients that are `gradient_scale` times the true ones.
 OCTAVO_API rules::ZeroOneStep zero_one_step(double beta, double step_size, double gradient_scale = 1.0);
 
-struct ZeroOneVariance {
-  double lr;
-  double beta1;
-  double beta2;
-  double eps;
-  double weight_decay;
-  double floor;         // of the preconditioner, as in freeze_variance_
-  std::int64_t step;    // steps of the momentum, counted from 1
-  std::int64_t update;  // updates of the variance, counted from 1; the first reads no preconditioner and no momentum
-};
-
-/// Makes a step by averaged gradients: AdamW, whose variance makes a new preconditioner. `momentum` is preconditioned,
-/// before and after. States are float32 of the parameter's shape. Throws Error invalid_argument otherwise.
-OCTAVO_API void zero_one_variance_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& momentum,
-                                   at::Tensor& square, at::Tensor& preconditioner, const ZeroOneVariance& options);
+/// Makes a step of all parameters by averaged gradients: AdamW, whose variances make new preconditioners. Momenta are
+/// preconditioned, before and after. The lists are of one length. States are float32 of the parameter's shape. `steps`
+/// counts the steps of each momentum from 1, `updates` those of each variance; the first update reads no preconditioner
+/// and no momentum. `floor`: of the preconditioner, as in freeze_variance_. Throws Error invalid_argument otherwise.
+/// Where it throws, also for want of memory, nothing has changed.
+OCTAVO_API void zero_one_variance_(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta,
+                                   at::TensorList squares, at::TensorList preconditioners, at::IntArrayRef steps,
+                                   at::IntArrayRef updates, const AdamWOptions& options, double floor);
 
 /// Makes one step of all parameters that is not sent to other ranks (rules::zero_one_local). The lists are of one
 /// length, and each parameter's tensors are of one shape. Preconditioners, momenta and updates are float32; gradients
 /// and anchors are of any floating dtype. `step_sizes` has one for each parameter. Throws Error invalid_argument
-/// otherwise, before any parameter has changed.
+/// otherwise. Where it throws, also for want of memory, no parameter has changed.
 OCTAVO_API void zero_one_local_(at::TensorList parameters, at::TensorList gradients, at::TensorList preconditioners,
                                 at::TensorList anchors, at::TensorList momenta, at::TensorList updates, double beta,
                                 const std::vector<double>& step_sizes);

@@ -70,6 +70,11 @@ def _in_memory(argument: Argument) -> tuple[bytes, bool]:
     if isinstance(argument, Tensor):
         if not argument.is_contiguous():
             raise ValueError(f"[sycl_kernel.launch] expected a contiguous tensor, got strides {argument.stride()}")
+        if argument.is_conj() or argument.is_neg():
+            raise ValueError(
+                "[sycl_kernel.launch] expected a tensor with values of its own, got a view of values that are still to "
+                "be conjugated or negated: call resolve_conj() or resolve_neg()"
+            )
         return struct.pack("P", argument.data_ptr()), True
     if isinstance(argument, float):
         return struct.pack("f", argument), False

@@ -40,12 +40,12 @@ class Generator final : public c10::GeneratorImpl {
   std::uint64_t seed() override {
     return locked([](auto& cpu) { return cpu.seed(); });
   }
+  /// The state says everything. torch copies and pickles the generators of devices with their offset, too.
   void set_offset(std::uint64_t offset) override {
-    locked([&](auto& cpu) { cpu.set_offset(offset); });
+    TORCH_CHECK(offset == 0, "[sycl.Generator] expected an offset of 0, got ", offset,
+                ": set the state, which get_state() returns");
   }
-  std::uint64_t get_offset() const override {
-    return locked([](auto& cpu) { return cpu.get_offset(); });
-  }
+  std::uint64_t get_offset() const override { return 0; }
   void set_state(const c10::TensorImpl& state) override {
     locked([&](auto& cpu) { cpu.set_state(state); });
   }

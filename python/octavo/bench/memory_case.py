@@ -52,14 +52,14 @@ def _train(case: str, net: LlamaForCausalLM, device: torch.device, steps: int) -
     optimizer = _optimizer(case, net)
     if case.endswith(RELEASED):
         optimizer.step_in_backward()
-    loss = torch.zeros(())
+    loss, drawn = torch.zeros(()), torch.Generator().manual_seed(0)  # the same tokens on all devices
     for _ in range(steps):
-        tokens = torch.randint(net.config.vocab_size, (ROWS, TOKENS)).to(device)
+        tokens = torch.randint(net.config.vocab_size, (ROWS, TOKENS), generator=drawn).to(device)
         loss = net(input_ids=tokens, labels=tokens, use_cache=False).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return float(loss)
+    return loss.item()
 
 
 def _model(name: str, device: torch.device, recompute: bool) -> LlamaForCausalLM:

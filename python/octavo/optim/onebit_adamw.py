@@ -215,26 +215,37 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         return norm
 
     def _step_group(self, group: dict[str, Any], powers: dict[Tensor, float]) -> None:
-        beta2, warm = group["betas"][1], []
+        warm = {}
         for parameter in group["params"]:
             if parameter not in powers:
                 continue
-            state = self.state[parameter] or self._first_state(parameter)
-            state["step"] += 1
-            state["power"] = beta2 * state["power"] + (1 - beta2) * powers[parameter]
+            state, power = self.state[parameter] or self._first_state(parameter), powers[parameter]
             if state["frozen"]:
-                self._step_frozen(parameter, group, powers[parameter])
+                before = dict(state)
+                self._count(state, power, group)
+                try:
+                    self._step_frozen(parameter, group, power)
+                except BaseException:  # it found no memory: what is not made is not counted
+                    state.update(before)
+                    raise
             else:
-                warm.append(parameter)
+                warm[parameter] = power
         self._step_warm(warm, group)
 
-    def _step_warm(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Makes a step of the warm-up, by gradients."""
+    def _step_warm(self, powers: dict[Tensor, float], group: dict[str, Any]) -> None:
+        """Makes a step of the warm-up, by gradients, of the parameters of ``powers``."""
         lr, (beta1, beta2), eps, decay = group["lr"], group["betas"], group["eps"], group["weight_decay"]
-        for parameter in parameters:
+        for parameter, power in powers.items():
             state = self.state[parameter]
-            mean, square, step = state["exp_avg"], state["exp_avg_sq"], state["step"]
-            torch.ops.octavo.adamw_(parameter, parameter.grad, mean, square, step, lr, beta1, beta2, eps, decay)
+            moments, step = (state["exp_avg"], state["exp_avg_sq"]), state["step"] + 1
+            torch.ops.octavo.adamw_(parameter, parameter.grad, *moments, step, lr, beta1, beta2, eps, decay)
+            self._count(state, power, group)  # afterwards: where the step finds no memory, nothing has changed
+
+    @staticmethod
+    def _count(state: dict[str, Any], power: float, group: dict[str, Any]) -> None:
+        beta2 = group["betas"][1]
+        state["step"] += 1
+        state["power"] = beta2 * state["power"] + (1 - beta2) * power
 
     def _step_frozen(self, parameter: Tensor, group: dict[str, Any], power: float) -> None:
         """Makes a step after the freeze, by the momentum."""

@@ -83,11 +83,14 @@ class OneBitLamb(OneBitAdamW):
         state.update(coefficient=0.0, factor=1.0)
         return state
 
-    def _step_warm(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        for device in dict.fromkeys(parameter.device for parameter in parameters):
-            self._step_lamb([parameter for parameter in parameters if parameter.device == device], group)
+    def _step_warm(self, powers: dict[Tensor, float], group: dict[str, Any]) -> None:
+        for device in dict.fromkeys(parameter.device for parameter in powers):
+            self._step_lamb(
+                {parameter: power for parameter, power in powers.items() if parameter.device == device}, group
+            )
 
-    def _step_lamb(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+    def _step_lamb(self, powers: dict[Tensor, float], group: dict[str, Any]) -> None:
+        parameters = list(powers)
         states = [self.state[parameter] for parameter in parameters]
         coefficients = torch.empty(len(parameters), dtype=torch.float64, device="cpu")
         torch.ops.octavo.lamb_(
@@ -95,7 +98,7 @@ class OneBitLamb(OneBitAdamW):
             [parameter.grad for parameter in parameters],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
-            [state["step"] for state in states],
+            [state["step"] + 1 for state in states],
             coefficients,
             group["lr"],
             *group["betas"],
@@ -104,7 +107,8 @@ class OneBitLamb(OneBitAdamW):
             *group["coefficient_bounds"],
         )
         beta = group["coefficient_beta"]
-        for state, coefficient in zip(states, coefficients.tolist(), strict=True):
+        for state, power, coefficient in zip(states, powers.values(), coefficients.tolist(), strict=True):
+            self._count(state, power, group)
             state["coefficient"] = beta * state["coefficient"] + (1 - beta) * coefficient
 
     def _freeze_state(self, state: dict[str, Any], group: dict[str, Any]) -> None:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -171,8 +172,29 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             if parameter.grad is not None:
                 require_dense(self, parameter.grad)
         if self._handle is None:
-            self._step_alone()
-        self._note_last_step()
+            with self._counted_once():
+                self._step_alone()
+                self._make_step()
+        else:
+            self._note_last_step()
+            self._make_step()
+        return loss
+
+    @contextmanager
+    def _counted_once(self) -> Iterator[None]:
+        """A context after whose error no step is counted: a step that found no memory can be made again."""
+        states = [(state, dict(state)) for state in self.state.values()]
+        position = {name: self._position[name] for name in ("steps", "overdue")}
+        try:
+            yield
+        except BaseException:
+            for state, before in states:
+                state.update(before)
+            self._set_position(**position)
+            raise
+
+    def _make_step(self) -> None:
+        """Makes the step that was taken note of last."""
         made, self._made = self._made, None
         if made == _VARIANCE:
             self._learn_variance()
@@ -180,7 +202,6 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             self._move_locally()
         elif made == _SYNC:
             self._move_without_preconditioner()
-        return loss
 
     @torch.no_grad()
     def synchronize(self) -> None:
@@ -282,31 +303,45 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             self._end_round()
 
     def _learn_variance(self) -> None:
-        moved = []
-        for group, (lr, weight_decay) in zip(self.param_groups, self._rates, strict=True):
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                if "preconditioner" in self.state.get(parameter, {}) or parameter.grad.any():
-                    moved.append((parameter, group, lr, weight_decay))
-                else:  # AdamW's step with a gradient of zeros
-                    parameter.mul_(1 - lr * weight_decay)
-        if any("preconditioner" not in self.state[parameter] for parameter, *_ in moved):
-            for parameter, *_ in moved:
-                if "preconditioner" not in self.state[parameter]:
-                    self._first_state(parameter)
+        with_gradients = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        moved = [
+            [p for p in of_group if "preconditioner" in self.state.get(p, {}) or p.grad.any()]
+            for of_group in with_gradients
+        ]
+        new = [p for of_group in moved for p in of_group if "preconditioner" not in self.state[p]]
+        for parameter in new:
+            self._first_state(parameter)
+        if new:
             self._register()
-        own = self._own()
-        for parameter, group, lr, weight_decay in moved:
-            state = self.state[parameter]
+        for of_group, group, (lr, weight_decay) in zip(moved, self.param_groups, self._rates, strict=True):
+            self._learn_variance_of(of_group, group, lr, weight_decay)
+        for of_group, (lr, weight_decay) in zip(with_gradients, self._rates, strict=True):
+            for parameter in of_group:
+                if "preconditioner" not in self.state.get(parameter, {}):
+                    parameter.mul_(1 - lr * weight_decay)  # AdamW's step with a gradient of zeros
+
+    def _learn_variance_of(
+        self, parameters: list[Tensor], group: dict[str, Any], lr: float, weight_decay: float
+    ) -> None:
+        own, states = self._own(), [self.state[parameter] for parameter in parameters]
+        torch.ops.octavo.zero_one_variance_(
+            parameters,
+            [parameter.grad for parameter in parameters],
+            [own[parameter][0] for parameter in parameters],
+            [state["exp_avg_sq"] for state in states],
+            [state["preconditioner"] for state in states],
+            [state["step"] + 1 for state in states],
+            [state["variance_step"] + 1 for state in states],
+            lr,
+            *group["betas"],
+            group["eps"],
+            weight_decay,
+            group["variance_floor"],
+        )
+        for state in states:
             state["step"] += 1
             state["variance_step"] += 1
             state.pop("anchor", None)  # all ranks move together: the next round begins elsewhere
-            steps, options = (state["step"], state["variance_step"]), (*group["betas"], group["eps"], weight_decay)
-            tensors = (own[parameter][0], state["exp_avg_sq"], state["preconditioner"])
-            torch.ops.octavo.zero_one_variance_(
-                parameter, parameter.grad, *tensors, *steps, lr, *options, group["variance_floor"]
-            )
 
     def _move_locally(self) -> None:
         own = self._own()

@@ -10,8 +10,9 @@ first backward pass of the process, even one on the CPU, in which torch makes th
 Ordinary tensors lie in memory that host and device share; an operator without a kernel of its own runs the CPU's kernel
 on that memory, without a copy. Devices are numbered from 0. ``device`` arguments take an index, ``"sycl:1"``, a
 ``torch.device``, or None for the current device. Collectives on its tensors are Gloo's, on the same memory:
-``init_process_group(octavo.sycl.COLLECTIVES)``, which is ``"cpu:gloo,sycl:octavo"``. Where SYCL is missing all of it
-raises NotImplementedError with the reason.
+``init_process_group(octavo.sycl.COLLECTIVES)``, which is ``"cpu:gloo,sycl:octavo"``. Where SYCL is missing, what needs
+a device raises NotImplementedError, or RuntimeError where it is torch's own, with the reason, and figures of memory are
+0.
 """
 
 import os

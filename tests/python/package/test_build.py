@@ -147,6 +147,9 @@ def test_a_kernel_that_cannot_run_says_why():
         ValueError, match=r"scale cannot be launched with a pointer, a value of 8 bytes, a value of 8 bytes"
     ):
         kernel(1, 8, x, 1, 8)
+    for view in (torch._neg_view(x), torch.complex(x, x).conj()):
+        with pytest.raises(ValueError, match="a view of values that are still to be conjugated or negated"):
+            kernel(1, 8, view, 1.0, 8)
     with pytest.raises(ValueError, match="group_size must be an int from 1"):
         kernel(1, 0, x, 1.0, 8)
     with pytest.raises(ValueError, match="groups must be an int from 0"):

@@ -3,6 +3,7 @@
 
 import copy
 import io
+import pickle
 import threading
 
 import pytest
@@ -186,6 +187,13 @@ def test_generators_and_their_states() -> None:
     assert torch.equal(
         torch.rand(3, device="sycl", generator=own).cpu(), torch.rand(3, generator=torch.Generator().manual_seed(4))
     )
+    own.manual_seed(5)
+    torch.rand(3, device="sycl", generator=own)
+    copies = copy.deepcopy(own), pickle.loads(pickle.dumps(own))
+    drawn = [torch.rand(3, device="sycl", generator=generator).tolist() for generator in (own, *copies)]
+    assert drawn[0] == drawn[1] == drawn[2]
+    with pytest.raises(RuntimeError, match=r"\[sycl\.Generator\] expected an offset of 0, got 4"):
+        own.set_offset(4)
     with pytest.raises(RuntimeError, match="expected a generator of sycl:0, got one of cpu"):
         torch.rand(3, device="sycl", generator=torch.Generator())
     for draw in (torch.randn, torch.rand, torch.randperm):
