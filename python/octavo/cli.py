@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Annotated
 
 import typer
@@ -55,7 +57,7 @@ def bench(context: typer.Context) -> None:
     with quick_imports():
         from octavo.bench import cli as bench_cli
 
-    typer.main.get_command(bench_cli.app).main(args=context.args, prog_name="octavo bench")
+    _main(bench_cli.app, context.args, "octavo bench")
 
 
 @app.command(**_PASSED_ON)
@@ -64,4 +66,12 @@ def advise(context: typer.Context) -> None:
     with quick_imports():
         from octavo.bench import cli as bench_cli
 
-    typer.main.get_command(bench_cli.advise_app).main(args=context.args, prog_name="octavo advise")
+    _main(bench_cli.advise_app, context.args, "octavo advise")
+
+
+def _main(measures: typer.Typer, arguments: list[str], name: str) -> None:
+    """Runs a command that may start ranks and hosts. Any signal that ends it ends them, too, as ^C does."""
+    if not os.environ.get("RANK"):  # a rank itself ends at once
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.default_int_handler)
+    typer.main.get_command(measures).main(args=arguments, prog_name=name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,11 +72,18 @@ def json_text(value: Any) -> str:
 
 
 def point_link(link: Path, target: str) -> None:
-    """Makes the symbolic link `link` point to `target`, replacing an older link in one step."""
+    """Makes the symbolic link `link` point to `target`, replacing an older link in one step, or the folder that a copy
+    has made of it."""
     aside = link.with_name(f".{link.name}.{os.getpid()}")
     aside.unlink(missing_ok=True)
-    aside.symlink_to(target)
-    os.replace(aside, link)
+    try:
+        aside.symlink_to(target)
+        if link.is_dir() and not link.is_symlink():
+            shutil.rmtree(link)
+        os.replace(aside, link)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
     sync_folder(link.parent)
 
 

@@ -2,16 +2,19 @@
 """The form of what ``Handle.state_dict`` returns, and the checks of what ``Handle.load_state_dict`` is given."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from json import loads
+from json import JSONDecodeError, loads
 
+import torch
 from torch import Tensor
 
 from octavo.parameters import memory_orders
-from octavo.plan import is_finite_number, require_seed
+from octavo.plan import is_finite_number, is_whole_number, require_seed
 
 State = Mapping[str, Tensor | int | float | str]
 
 SCHEMA = 3
+#: What is kept of values as they are. Other tensors have codes, also in memory of floats.
+_VALUES = ("worker", "owner", "residual", "momentum", "update")
 #: The layout of states whose ranks hold copies of the whole model. A handle refuses states of another layout.
 WHOLE_MODEL = "the model"
 
@@ -59,11 +62,23 @@ def _require_complete(state: State) -> None:
     for key in ("plan", "rank", "world_size", "step", "of_momenta"):
         if key not in state:
             raise ValueError(f"[handle.load_state_dict] the state has no {key!r}: pass what state_dict() returned")
-    for key in ("rank", "world_size", "step"):
-        if not (isinstance(state[key], int) and state[key] >= 0):
+    for key in ("rank", "world_size", "step", "tensors"):
+        if not (is_whole_number(state.get(key, 0)) and 0 <= state.get(key, 0) < 2**63):
             raise ValueError(
                 f"[handle.load_state_dict] expected {key!r} of the state as a whole number of 0 or more, got "
                 f"{state[key]!r}: pass what state_dict() returned"
+            )
+    for key, tensor in tensors_of(state).items():
+        if tensor.is_meta:
+            raise ValueError(
+                f"[handle.load_state_dict] {key!r} of the state is on the device meta, which has no values: pass what "
+                f"state_dict() returned"
+            )
+        is_of_values = key.partition("/")[0] in _VALUES and tensor.is_floating_point()
+        if is_of_values and not torch.isfinite(tensor).all():
+            raise ValueError(
+                f"[handle.load_state_dict] {key!r} of the state of rank {state['rank']} has a NaN or an infinity, and "
+                f"every later step would have: continue from an older state"
             )
     require_seed(state.get("seed", 0), "handle.load_state_dict")
     share = state.get("usual_share", 0.0)
@@ -88,10 +103,24 @@ def require_memory_orders(states: Iterable[State], parameters: Mapping[str, Tens
     """Raises ValueError where the elements of a parameter lie in memory in another order than where the state was
     saved."""
     here = memory_orders(parameters)
-    for there in (loads(str(one.get("memory_orders", "{}"))) for one in states):
+    for there in map(_memory_orders_in, states):
         if moved := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
             raise ValueError(
                 f"[handle.load_state_dict] the elements of {moved[0]} lie in memory in another order than where the "
                 f"state was saved, and residuals have that order: give the model the memory format of then before "
                 f"you wrap it, or start with an empty state"
             )
+
+
+def _memory_orders_in(state: State) -> dict[str, object]:
+    text = state.get("memory_orders", "{}")
+    try:
+        orders = loads(text)
+    except (TypeError, JSONDecodeError):
+        orders = None
+    if not isinstance(orders, dict):
+        raise ValueError(
+            f"[handle.load_state_dict] expected 'memory_orders' of the state as JSON, got {text!r}: pass what "
+            f"state_dict() returned"
+        )
+    return orders

@@ -99,7 +99,7 @@ def ddp(
         typer.Option(min=1, help="Rows (tokens) per step and rank; may be repeated.", show_default="4"),
     ] = None,
     layers: Annotated[int, typer.Option(min=1, help="Linear layers of the model.")] = 24,
-    width: Annotated[int, typer.Option(min=1, help="Inputs and outputs of each layer.")] = 1024,
+    width: Annotated[int, typer.Option(min=1, max=1 << 20, help="Inputs and outputs of each layer.")] = 1024,
     link: Links = None,
     rounds: Rounds = 8,
     json_file: JsonFile = None,
@@ -310,7 +310,7 @@ def advise(
     nproc: Annotated[int, typer.Option(min=2, help="Local ranks; torchrun's own number counts instead.")] = 2,
     rows: Annotated[int, typer.Option(min=1, help="Rows (tokens) per step and rank.")] = 4,
     layers: Annotated[int, typer.Option(min=1, help="Linear layers of the model.")] = 24,
-    width: Annotated[int, typer.Option(min=1, help="Inputs and outputs of each layer.")] = 1024,
+    width: Annotated[int, typer.Option(min=1, max=1 << 20, help="Inputs and outputs of each layer.")] = 1024,
     link: Annotated[
         str | None,
         typer.Option(

@@ -110,14 +110,15 @@ def run_job(command: Sequence[str], nproc: int, link: str | None) -> str:
         path = Path(folder) / "report.json"
         program = ["-m", "octavo", *command, f"--json={path}"]
         if link is None:
-            _run_here(program, nproc)
+            _run_here(program, nproc, folder)
         else:
             _run_on_hosts(program, nproc, link)
         return path.read_text()
 
 
-def _run_here(command: list[str], nproc: int) -> None:
+def _run_here(command: list[str], nproc: int, folder: str) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+    torchrun.append(f"--log-dir={folder}")  # its own would be left in the folder of temporary files
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     process = subprocess.Popen(
         [*torchrun, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

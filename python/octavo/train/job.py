@@ -188,17 +188,19 @@ def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
         )
     totals.schedule(run.config.steps)
     world.agree(lambda: _claim_folder(run, strategy.precision) if run.disk.is_leader else None)
+    if run.config.fresh:
+        world.note_start_over()
     return Trainer(run.config, world, run.data, strategy, totals)
 
 
 def _claim_folder(run: _Run, precision: str) -> None:
     """Makes `--out` this run's folder, now that nothing can refuse the run any more. An earlier run in it is removed by
     `--fresh` alone."""
-    if run.config.fresh:
-        run_folder.remove_run(run.out)
-    elif run.earlier_steps != run.config.steps:  # its summary must not be taken for that of this run
-        (run.out / run_folder.SUMMARY).unlink(missing_ok=True)
     with errors.writing(str(run.out), "train.job"):
+        if run.config.fresh:
+            run_folder.remove_run(run.out)
+        elif run.earlier_steps != run.config.steps:  # its summary must not be taken for that of this run
+            (run.out / run_folder.SUMMARY).unlink(missing_ok=True)
         run_folder.write_record(run.out, run.identity, {"precision": precision})
 
 
@@ -217,6 +219,8 @@ def _train(run: _Run, trainer: Trainer, console: Console | None) -> None:
     """Makes the remaining steps, with their metrics, evaluations and checkpoints."""
     config, world, totals = run.config, run.world, trainer.totals
     log = world.agree(lambda: MetricsLog(run.out / run_folder.METRICS, totals.step) if world.is_main else None)
+    if log and log.missing:
+        _warn(f"{run.out / run_folder.METRICS} has lost the lines of {log.missing} of the first {totals.step} steps")
     writer = CheckpointWriter(world, run.disk, run.checkpoints, run_folder.key_of(run.identity), totals.step)
     display = make_display(console, config.steps, totals.step)
     display.note(_opening(run, trainer))

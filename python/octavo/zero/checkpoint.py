@@ -2,7 +2,9 @@
 """Checkpoints of an engine, by ``torch.distributed.checkpoint``: parameters and the optimizer's states as flat
 DTensors, which any number of ranks can load, whatever the stage.
 
-    DIRECTORY/latest -> saved-000002    what torch.distributed.checkpoint has written
+    DIRECTORY/latest -> saved-000002    what torch.distributed.checkpoint has written, and its digests
+
+Of each file of tensors ``sha256.json`` has the SHA-256, by which bytes are found that have changed since.
 
 A checkpoint is written under another name, synced, and renamed. Then the link is replaced, in one step, and the
 checkpoint before is removed. A process that is killed at any moment leaves one of the two, whole.
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 _OF_RANKS = ("residuals", "about")
 LATEST = "latest"
 _ASIDE = ".aside"
+_DIGESTS = "sha256.json"
 
 
 def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
@@ -49,9 +52,19 @@ def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     aside = directory / _ASIDE
     broadcast_from_rank_0(saved_buffers(engine.module).values(), group)
     where = "zero.save_checkpoint"
-    by_first_rank(lambda: _prepare(directory, aside), where, f"write to {directory}", group)
-    with _errors_of_all(where, f"write to {directory}"):
-        dcp.save(_state_of(engine, group.rank()), checkpoint_id=aside, process_group=group)  # syncs its files
+    what = f"write to {directory}"
+    by_first_rank(lambda: _prepare(directory, aside), where, what, group)
+    try:
+        with _errors_of_all(where, what):
+            dcp.save(_state_of(engine, group.rank()), checkpoint_id=aside, process_group=group)  # syncs its files
+        digests = on_all_ranks(lambda: _digests(aside, group), where, what, group)
+        of_all: list[dict[str, str]] = [{}] * group.size()
+        dist.all_gather_object(of_all, digests, group=group)
+        together = {name: digest for one in of_all for name, digest in one.items()}
+        by_first_rank(lambda: durable_files.write_json(aside / _DIGESTS, together), where, what, group)
+    except (OSError, RuntimeError):
+        by_first_rank(lambda: shutil.rmtree(aside, ignore_errors=True), where, what, group)  # all ranks have failed
+        raise
     by_first_rank(lambda: _publish(directory, aside), where, f"give the checkpoint in {directory} its name", group)
 
 
@@ -59,6 +72,7 @@ def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     newest = directory / LATEST
     where, what = "zero.load_checkpoint", f"read the checkpoint in {directory}"
     saved = on_all_ranks(lambda: _saved_of_this_model(engine, newest, group), where, what, group)
+    on_all_ranks(lambda: _require_unchanged(newest, group), where, what, group)
     is_text = {key: isinstance(what, BytesStorageMetadata) for key, what in saved.items()}
     texts = {key: None for key in saved if is_text[key]}
     with _errors_of_all(where, what):
@@ -112,6 +126,26 @@ def _for_this_rank(saved: dict[str, Any], group: dist.ProcessGroup) -> dict[str,
         return kind in _OF_RANKS and rest.partition("/")[0] != str(group.rank())
 
     return {key: what for key, what in saved.items() if not is_of_another(key)}
+
+
+def _digests(folder: Path, group: dist.ProcessGroup) -> dict[str, str]:
+    """Returns the digests of this rank's share of the files of tensors: every W-th one, whoever wrote it."""
+    names = sorted(path.name for path in folder.glob("*.distcp"))[group.rank() :: group.size()]
+    return {name: durable_files.sha256(folder / name) for name in names}
+
+
+def _require_unchanged(newest: Path, group: dist.ProcessGroup) -> None:
+    """Raises ValueError where a file of this rank's share has other bytes than were written. Checkpoints of versions
+    that wrote no digests are taken as they are."""
+    if not (newest / _DIGESTS).is_file():
+        return
+    written = json.loads((newest / _DIGESTS).read_text())
+    for name, digest in _digests(newest, group).items():
+        if written.get(name) != digest:
+            raise ValueError(
+                f"[zero.load_checkpoint] {newest / name} is damaged: its bytes are not those that were written; "
+                f"restore the file, or continue from another checkpoint"
+            )
 
 
 def _prepare(directory: Path, aside: Path) -> None:

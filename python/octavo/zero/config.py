@@ -70,6 +70,10 @@ class ZeroConfig:
         self._require(self.gather_mib > 0, "a gather_mib above 0", self.gather_mib)
         self._require(self.reuse_mib >= 0, "a reuse_mib of at least 0", self.reuse_mib)
         require_seed(self.seed, "zero.initialize")
+        try:
+            as_plan("dense" if self.gather is None else self.gather)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"[zero.initialize] gather is no plan of one codec of a fixed size: {error}") from error
         is_choice = isinstance(self.symmetric_memory, bool | None)
         self._require(is_choice, "symmetric_memory as True, False or None", self.symmetric_memory)
         self._require(isinstance(self.is_paged, bool), "is_paged as True or False", self.is_paged)

@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fork_server import run_code, run_ranks
 from needs_hosts import needs_hosts
-from train_runs import run_octavo
+from train_runs import clean_environment, run_octavo
 from typer.testing import CliRunner
 
 from octavo.bench import cli
@@ -36,6 +38,35 @@ import sys
 from octavo.bench.cli import app
 app(sys.argv[1:])
 """
+
+
+@needs_hosts
+@pytest.mark.timeout(120)
+def test_a_bench_that_is_terminated_leaves_nothing_behind(tmp_path):
+    command = [sys.executable, "-m", "octavo", "bench", "ddp", "dense", "--link=100mbit", "--rounds=1000000"]
+    environment = clean_environment(TMPDIR=str(tmp_path))
+    bench = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: len(hosts_of(bench.pid)) == 3 and any(tmp_path.iterdir()))
+        bench.terminate()
+        assert bench.wait(timeout=60) != 0
+    finally:
+        bench.kill()
+    assert not hosts_of(bench.pid)
+    assert not list(tmp_path.iterdir())
+
+
+def hosts_of(pid: int) -> list[str]:
+    """Returns the network namespaces of a bench: a switch and its hosts."""
+    known = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout.split()
+    return [name for name in known if name.startswith(f"octavo{pid}-")]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.timeout(180)

@@ -52,6 +52,7 @@ def refuse_states(rank: int) -> None:
     for step in range(2):
         step_once(model, optimizer, rank, step)
     good = handle.state_dict()
+    worker = next(key for key in good if key.startswith("worker/"))
     for step in range(3):
         step_once(other, other_optimizer, rank, step)
     before = other_handle.state_dict()
@@ -61,6 +62,13 @@ def refuse_states(rank: int) -> None:
         ({**good, "rank": 7}, "the state is of rank 7"),
         ({**good, "schema": 99}, "schema"),
         ({**good, "step": -1}, "expected 'step' of the state as a whole number of 0 or more, got -1"),
+        ({**good, "step": 2**70}, "expected 'step' of the state as a whole number of 0 or more, got 118"),
+        ({**good, "world_size": True}, "expected 'world_size' of the state as a whole number"),
+        ({**good, "tensors": "x"}, "expected 'tensors' of the state as a whole number of 0 or more, got 'x'"),
+        ({**good, "memory_orders": "{x"}, "expected 'memory_orders' of the state as JSON, got '{x'"),
+        ({**good, "memory_orders": 3}, "expected 'memory_orders' of the state as JSON, got 3"),
+        ({**good, worker: good[worker].to("meta")}, f"'{worker}' of the state is on the device meta"),
+        ({**good, worker: good[worker] * torch.nan}, f"'{worker}' of the state of rank . has a NaN"),
         ({**good, "seed": -1}, r"seed must be an integer from 0 to 2\^64 - 1"),
         ({**good, "usual_share": "all"}, "expected 'usual_share' of the state as a number from 0 to 1, got 'all'"),
         ({**good, "worker/nobody": torch.zeros(1)}, "nobody"),

@@ -115,6 +115,17 @@ def test_links_lead_to_the_newest_step_and_only_to_what_transformers_opens(shelf
     assert (shelf.folder / MODEL).read_text() == f"content of {MODEL}"
 
 
+def test_a_copy_whose_links_became_folders_goes_on(shelf):
+    save(shelf.writer(), 1)
+    latest = shelf.folder / "latest"
+    latest.unlink()
+    shutil.copytree(shelf.folder / "step-000001", latest)
+    (shelf.folder / ".aside-of-nobody").write_text("")
+    save(shelf.writer(resumed_step=1), 2)
+    assert os.readlink(latest) == "step-000002"
+    assert not list(shelf.folder.glob(".*"))
+
+
 def damage_flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

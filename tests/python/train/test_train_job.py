@@ -8,7 +8,9 @@ import io
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -237,6 +239,37 @@ def test_fresh_starts_over_and_touches_nothing_of_others(world, tmp_path):
     assert summary["steps"] == 4
     assert len(read_curve(Path(config.out))) == 4
     assert mine.read_text() == "mine"
+
+
+def raising(error: Exception) -> Callable[..., NoReturn]:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return fail
+
+
+def test_an_attempt_that_broke_off_before_it_removed_the_run_is_not_taken_for_one_that_did(world, tmp_path):
+    """torchrun starts a broken job again: `--fresh` still counts then, until an attempt has removed the earlier run."""
+    config, launch = nano_config(tmp_path, steps=2), torch.distributed.HashStore()
+    run_job(config, world, None)
+    attempt = World(0, 1, launch)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="broken off"):
+        patch.setattr(job, "build_strategy", raising(RuntimeError("[x] broken off")))
+        run_job(dataclasses.replace(config, fresh=True), attempt, None)
+    assert not attempt.has_started_over()
+    run_job(dataclasses.replace(config, fresh=True), attempt, None)
+    assert World(0, 1, launch).has_started_over()
+    assert not world.has_started_over()
+
+
+def test_an_earlier_run_that_cannot_be_removed_is_not_mixed_with_the_new_one(world, tmp_path, monkeypatch):
+    config = nano_config(tmp_path, steps=2)
+    run_job(config, world, None)
+    before = read_curve(Path(config.out))
+    monkeypatch.setattr(run_folder.shutil, "rmtree", raising(PermissionError(1, "Operation not permitted")))
+    with pytest.raises(JobError, match=r"\[train\.job\] .* cannot be written: Operation not permitted"):
+        run_job(dataclasses.replace(config, fresh=True), world, None)
+    assert read_curve(Path(config.out)) == before
 
 
 @pytest.mark.parametrize(

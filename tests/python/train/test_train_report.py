@@ -13,7 +13,7 @@ from rich.console import Console
 from octavo.console import make_console
 from octavo.train.evaluate import Answer
 from octavo.train.report import plots, tables
-from octavo.train.report.metrics import MetricsLog
+from octavo.train.report.metrics import MetricsLog, Totals, read_metrics
 
 
 def test_answers_stay_on_one_line_and_in_their_cell():
@@ -53,6 +53,28 @@ def test_a_log_forgets_later_steps_and_torn_lines(tmp_path):
         log.append(dict(step=5, loss=float("nan")))
     log.close()
     assert path.read_text() == "".join(lines[:3]) + '{"step": 4, "loss": 0.2}\n'
+
+
+def test_a_log_keeps_what_lies_behind_a_damaged_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps(dict(step=step, loss=0.1)) + "\n" for step in range(1, 6)]
+    lines[1] = '{"step": 2, \0\0\n'
+    path.write_text("".join(lines))
+    log = MetricsLog(path, kept_step=4)
+    assert log.missing == 1
+    log.append(dict(step=5, loss=0.2))
+    log.close()
+    assert [record["step"] for record in read_metrics(path)] == [1, 3, 4, 5]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(OSError, match=rf"^\[train\.metrics\] {path} cannot be written: Is a directory"):
+        MetricsLog(path, kept_step=4)
+
+
+def test_totals_of_another_version_are_refused():
+    assert Totals.from_dict(Totals(step=3).to_dict()).step == 3
+    with pytest.raises(ValueError, match=r"^\[train\.metrics\] the checkpoint counts furlongs, which this version"):
+        Totals.from_dict(Totals().to_dict() | {"furlongs": 2})
 
 
 def test_a_log_that_finds_no_room_is_named(tmp_path):

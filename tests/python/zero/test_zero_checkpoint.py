@@ -371,6 +371,7 @@ def load_what_does_not_fit(rank: int, folder: str, how: str) -> list[str]:
     if rank == 0:
         for file in (Path(folder) / "latest").glob("*.distcp"):
             file.write_bytes(file.read_bytes()[:-200])
+        (Path(folder) / "latest" / "sha256.json").unlink()  # by which it would be refused before anything changes
     torch.distributed.barrier()
     said = said_by(lambda: engine.load_checkpoint(folder))
     return [said, said_by(lambda: engine.backward(engine(inputs_of(rank)).mean()))]
@@ -406,6 +407,30 @@ def test_a_rank_that_has_no_checkpoint_is_named_on_all(two_ranks, tmp_path):
         assert of_all.startswith(f"FileNotFoundError: [zero.load_checkpoint] there is no checkpoint in {folder}: ")
         assert of_one.startswith("OSError: [zero.load_checkpoint] rank 1 cannot read the checkpoint in ")
         assert "rank 0" not in of_one and f"there is no checkpoint in {folder}-of-rank-1" in of_one
+
+
+def load_what_has_changed(rank: int, folder: str) -> tuple[str, bool]:
+    """Changes a byte of a checkpoint. Returns what a load says, and whether the model has changed."""
+    engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 2})
+    step_once(engine, rank, 0)
+    engine.save_checkpoint(folder)
+    torch.distributed.barrier()
+    if rank == 0:
+        path = sorted(Path(folder, "latest").glob("*.distcp"))[-1]
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    torch.distributed.barrier()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    said = said_by(lambda: engine.load_checkpoint(folder))
+    return said, any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_checkpoint_whose_bytes_have_changed_is_refused(two_ranks, tmp_path):
+    for said, has_changed in two_ranks.run(load_what_has_changed, str(tmp_path / "one")):
+        assert "[zero.load_checkpoint] rank 1 cannot read the checkpoint in " in said
+        assert ".distcp is damaged: its bytes are not those that were written" in said
+        assert not has_changed
 
 
 def test_the_checkpoint_of_another_optimizer_changes_nothing(two_ranks, tmp_path):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,7 +70,6 @@ def quality(
         if dry_run:
             _show_forecast(settings, work.absolute(), names, chosen_seeds)
             return
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a training in progress is ended
         say = Console(highlight=False, markup=False, soft_wrap=True).print
         bench.run(settings, work.absolute(), alpaca=alpaca, contenders=names, seeds=chosen_seeds, say=say)
         _copy(bench.write_results(settings, work.absolute()), json_file)

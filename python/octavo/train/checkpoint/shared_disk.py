@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,9 +46,12 @@ def find_disk(world: World, folder: Path) -> Disk:
     """
     nonce = world.from_main(uuid.uuid4().hex)
     marks = [folder / f".rank-{nonce}-{rank}" for rank in range(world.size)]
-    world.agree(lambda: _leave_mark(folder, marks[world.rank]))
-    views = world.gather(world.agree(lambda: [rank for rank, mark in enumerate(marks) if mark.exists()]))
-    marks[world.rank].unlink(missing_ok=True)
+    try:
+        world.agree(lambda: _leave_mark(folder, marks[world.rank]))
+        views = world.gather(world.agree(lambda: [rank for rank, mark in enumerate(marks) if mark.exists()]))
+    finally:
+        with suppress(OSError):
+            marks[world.rank].unlink()
     return Disk(world.rank, _joined(views, world.rank))
 
 

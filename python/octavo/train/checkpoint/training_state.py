@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -44,8 +45,15 @@ def rank_state(strategy: Strategy) -> dict[str, Any]:
 
 
 def load_weights(model: LlamaForCausalLM, folder: Path) -> None:
-    """Fills `model` from a verified step folder. Raises RuntimeError where names or shapes differ."""
-    load_model(model, folder / MODEL)
+    """Fills `model` from a verified step folder. Raises RuntimeError where names or shapes differ, and ValueError for a
+    file of another format."""
+    try:
+        load_model(model, folder / MODEL)
+    except SafetensorError as error:
+        raise ValueError(
+            f"[train.training_state] {folder / MODEL} is not what this run has saved: {error}; restore it, or start "
+            f"over with --fresh"
+        ) from error
 
 
 def restore(strategy: Strategy, world: World, optimizer_state: Any, folder: Path, found: Found) -> str | None:

@@ -136,9 +136,17 @@ class CheckpointWriter:
         """Removes what a killed run had not finished writing."""
         if not self._disk.is_leader:
             return
-        durable_files.make_folder(self._folder)
-        for path in self._folder.glob(_ASIDE + "*"):
-            shutil.rmtree(path)
+        with writing(str(self._folder), "train.writer"):
+            durable_files.make_folder(self._folder)
+            for path in self._folder.glob(_ASIDE + "*"):
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _make_empty(folder: Path) -> None:

@@ -21,6 +21,8 @@ PARENT_STORE = "OCTAVO_PARENT_STORE"
 """The environment variable that `octavo train` sets to 1 for its ranks: the parent serves the store at
 MASTER_ADDR:MASTER_PORT."""
 
+_STARTED_OVER = "octavo/started over"
+
 T = TypeVar("T")
 
 
@@ -30,6 +32,16 @@ class World:
 
     rank: int
     size: int
+    launch: dist.Store | None = None  # that of torchrun, which outlives this attempt; None under other launchers
+
+    def has_started_over(self) -> bool:
+        """Whether an earlier attempt has removed the run that `--fresh` removes."""
+        return self.launch is not None and self.launch.check([_STARTED_OVER])
+
+    def note_start_over(self) -> None:
+        """Tells later attempts that the run was removed."""
+        if self.launch is not None:
+            self.launch.set(_STARTED_OVER, "")
 
     @property
     def is_main(self) -> bool:
@@ -123,19 +135,20 @@ def join(timeout_s: float) -> World:
         raise ValueError(f"[train.world] RANK must be between 0 and {size - 1}, got {rank}")
     host, port = os.environ.get("MASTER_ADDR") or "127.0.0.1", env_number("MASTER_PORT", default=29500)
     os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
-    timeout, store = timedelta(seconds=timeout_s), None
+    timeout, store, launch = timedelta(seconds=timeout_s), None, None
     try:
         if os.environ.get(PARENT_STORE) == "1":
             store = dist.TCPStore(host, port, size, False, timeout)
         elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             # torchrun's own store outlives its ranks: those of an attempt must not find the addresses of the one
             # before.
-            store = dist.PrefixStore(f"attempt {attempt()}", dist.TCPStore(host, port, size, False, timeout))
+            launch = dist.TCPStore(host, port, size, False, timeout)
+            store = dist.PrefixStore(f"attempt {attempt()}", launch)
         # Without a store, the ranks meet in the way of the launcher that set the variables.
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(_meeting_trouble(error, host, port)) from error
-    return World(rank, size)
+    return World(rank, size, launch)
 
 
 def leave() -> None:

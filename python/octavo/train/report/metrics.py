@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,13 @@ class Totals:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Totals:
-        """Returns the totals of a checkpoint. Raises TypeError for unknown names."""
+        """Returns the totals of a checkpoint. Raises ValueError for names that are not known here."""
+        unknown = values.keys() - {field.name for field in dataclasses.fields(cls)}
+        if unknown:
+            raise ValueError(
+                f"[train.metrics] the checkpoint counts {', '.join(sorted(unknown))}, which this version of Octavo "
+                f"does not know: continue with the version that saved it, or start over with --fresh"
+            )
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,13 +79,17 @@ class Totals:
 
 
 class MetricsLog:
-    """Appends records to a JSON-lines file; opening it drops everything after `kept_step`."""
+    """Appends records to a JSON-lines file; opening it drops everything after `kept_step`. `missing`: how many of the
+    steps 1 … `kept_step` have no whole line there."""
 
     def __init__(self, path: Path, kept_step: int) -> None:
         self._path = path
-        path.touch()
-        os.truncate(path, _length_up_to(path, kept_step))
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
+        with self._writing():
+            path.touch()
+            kept = [(record["step"], end) for record, end in _records(path) if record["step"] <= kept_step]
+            os.truncate(path, kept[-1][1] if kept else 0)
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
+        self.missing = kept_step - len({step for step, _ in kept})
 
     def append(self, record: dict[str, Any]) -> None:
         """Adds one line and flushes it: a SIGKILL of this process loses none."""
@@ -104,22 +115,12 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the whole records of a log, in order; a torn last line is left out."""
+    """Returns the whole records of a log, in order; lines that are torn or damaged are left out."""
     return [record for record, _ in _records(path)]
 
 
-def _length_up_to(path: Path, step: int) -> int:
-    """Returns how many bytes of `path` hold whole records of steps 1 … `step`."""
-    length = 0
-    for record, end in _records(path):
-        if record["step"] > step:
-            break
-        length = end
-    return length
-
-
-def _records(path: Path):
-    """Yields (record, offset of its end) up to the first line that is torn or is not a record."""
+def _records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yields each whole record, and the offset of its end."""
     end = 0
     with open(path, "rb") as file:
         for line in file:
@@ -129,6 +130,5 @@ def _records(path: Path):
                 whole = line.endswith(b"\n") and isinstance(record["step"], int)
             except (ValueError, KeyError, TypeError):
                 whole = False
-            if not whole:
-                return
-            yield record, end
+            if whole:
+                yield record, end
