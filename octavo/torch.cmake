@@ -126,7 +126,7 @@ add_library(octavo SHARED
   deepcompile/param_gather.cpp
   deepcompile/parameter.cpp
   deepcompile/reduce_bucket.cpp
-  deepcompile/registry.cpp
+  deepcompile/param_registry.cpp
   deepcompile/released.cpp
   deepcompile/symmetric.cpp
   deepcompile/tensor_offload.cpp

@@ -86,7 +86,7 @@ std::uint64_t BlockCoding::scale_bytes(std::uint64_t count) const {
 std::uint64_t BlockCoding::payload_bytes(std::uint64_t count) const {
   const auto code_bytes = facts(codec_).code_bytes;
   const std::uint64_t bytes = scale_bytes(count) + count / block_ * code_bytes(block_) + code_bytes(count % block_);
-  return (bytes + 3) / 4 * 4;
+  return whole_words(bytes);
 }
 
 Payload BlockCoding::payload(const PayloadPart& part) const {

@@ -13,6 +13,7 @@
 
 #include "octavo/export.h"
 #include "octavo/kernels/operands.h"
+#include "octavo/kernels/round_up.h"
 
 /// How values become bytes, and back.
 namespace octavo {
@@ -25,6 +26,9 @@ struct Range {
   std::uint64_t first = 0;
   std::uint64_t count = 0;
 };
+
+/// Returns `bytes` rounded up to whole words of 4 bytes, at which payloads begin.
+constexpr std::uint64_t whole_words(std::uint64_t bytes) { return round_up(bytes, 4); }
 
 /// The payload of `count` values, and the part of these values that a call is about.
 struct PayloadPart {

@@ -71,7 +71,7 @@ Lossless::Lossless(BlockCodec words)
 
 std::uint64_t Lossless::payload_bytes(std::uint64_t count) const {
   const std::uint64_t planes = count + 8 * rules::packed_sign_bytes(count);  // at worst 8 planes, each in whole bytes
-  return std::max(words_.payload_bytes(count), (planes + 3) / 4 * 4) + rules::word_blocks(count) * sizeof(WordBlock);
+  return std::max(words_.payload_bytes(count), whole_words(planes)) + rules::word_blocks(count) * sizeof(WordBlock);
 }
 
 std::uint64_t Lossless::pack(const std::uint8_t* payload, std::uint64_t count, std::uint8_t* packed) const {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <numbers>
 #include <string>
@@ -24,8 +23,6 @@ using rules::kLshTile;
 constexpr std::uint64_t kWordBytes = sizeof(std::uint32_t);
 constexpr std::uint32_t kReusedTile = 0, kSentTile = 1;
 constexpr std::uint64_t kSketches = 2 * kLshBits;  // floats of a tile: for estimates, then for differences
-
-std::uint64_t padded_to_words(std::uint64_t bytes) { return (bytes + kWordBytes - 1) / kWordBytes * kWordBytes; }
 
 std::string lsh_text(double bits, const Codec& inner) {
   return "lsh:" + (bits == Lsh::kBits ? "" : shortest(bits) + ":") + inner.text();
@@ -56,7 +53,7 @@ Lsh::Lsh(double bits, CodecPtr inner)
       inner_(std::move(inner)) {}
 
 std::uint64_t Lsh::tile_bytes(std::uint64_t count) const {
-  return kWordBytes + padded_to_words(inner_->payload_bytes(count));
+  return kWordBytes + whole_words(inner_->payload_bytes(count));
 }
 
 std::uint64_t Lsh::payload_bytes(std::uint64_t count) const {
@@ -160,8 +157,8 @@ std::uint64_t Lsh::pack(const std::uint8_t* payload, std::uint64_t count, std::u
     next += kWordBytes;
     if (word == kReusedTile) return;
     const std::uint64_t bytes = inner_->pack(tile.inner.payload, tile.inner.count, next);
-    std::fill(next + bytes, next + padded_to_words(bytes), std::uint8_t{0});
-    next += padded_to_words(bytes);
+    std::fill(next + bytes, next + whole_words(bytes), std::uint8_t{0});
+    next += whole_words(bytes);
   });
   return static_cast<std::uint64_t>(next - packed);
 }
@@ -178,8 +175,8 @@ std::optional<std::uint64_t> Lsh::unpack(std::span<const std::uint8_t> packed, s
     write_word(tile.word, word, c10::kCPU);
     if (word == kReusedTile) return;
     const auto bytes = word == kSentTile ? inner_->unpack(rest, tile.inner.count, tile.inner.payload) : std::nullopt;
-    fits = bytes && padded_to_words(*bytes) <= rest.size();
-    if (fits) rest = rest.subspan(padded_to_words(*bytes));
+    fits = bytes && whole_words(*bytes) <= rest.size();
+    if (fits) rest = rest.subspan(whole_words(*bytes));
   });
   if (!fits) return std::nullopt;
   return packed.size() - rest.size();

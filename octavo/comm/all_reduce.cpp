@@ -4,9 +4,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "octavo/comm/exchange_with_all.h"
 #include "octavo/comm/schedule/linear_sum.h"

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
-#include <string>
 #include <string_view>
 #include <utility>
 

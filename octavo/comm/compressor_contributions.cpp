@@ -3,13 +3,11 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "octavo/codec/block_coding.h"
 #include "octavo/comm/compressor.h"
 #include "octavo/comm/feedback/dgc.h"
 #include "octavo/comm/feedback/ef14.h"
-#include "octavo/kernels/error.h"
 
 namespace octavo {
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/round_up.h"
 
 namespace octavo {
 
@@ -13,7 +14,7 @@ std::uint64_t Ownership::share(std::uint64_t count, int world_size) const {
   }
   const auto world = static_cast<std::uint64_t>(world_size);
   const std::uint64_t equal = (count + world - 1) / world;
-  return (equal + unit - 1) / unit * unit;
+  return round_up(equal, unit);
 }
 
 std::uint64_t rows_of(std::span<const std::int64_t> sizes) {
@@ -46,7 +47,7 @@ std::vector<Message> cut(std::span<const EncodedTensor> tensors, int world_size,
       const Range range = owned_range(count, owner, world_size, ownership);
       if (range.count == 0) continue;
       message.pieces.push_back({tensor, range, codec, message.bytes});
-      message.bytes += (codec->payload_bytes(range.count) + 3) / 4 * 4;  // the next one begins at a multiple of 4
+      message.bytes += whole_words(codec->payload_bytes(range.count));
     }
   }
   return messages;

@@ -5,15 +5,12 @@
 #include <c10/core/Stream.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <cstdint>
 #include <memory>
-#include <string>
-#include <type_traits>
 #include <unordered_map>
 #include <vector>
 
+#include "octavo/deepcompile/param_registry.h"
 #include "octavo/deepcompile/reduce_bucket.h"
-#include "octavo/deepcompile/registry.h"
 #include "octavo/export.h"
 #include "octavo/kernels/error.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "octavo/deepcompile/param_gather.h"
-#include "octavo/deepcompile/registry.h"
+#include "octavo/deepcompile/param_registry.h"
 #include "octavo/export.h"
 
 namespace octavo::dc {

@@ -13,7 +13,7 @@
 #include "octavo/comm/schedule/gather_shards.h"
 #include "octavo/comm/wire.h"
 #include "octavo/deepcompile/flags.h"
-#include "octavo/deepcompile/registry.h"
+#include "octavo/deepcompile/param_registry.h"
 #include "octavo/export.h"
 
 namespace octavo::dc {

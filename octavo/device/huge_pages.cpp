@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/round_up.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -28,7 +29,7 @@ constexpr std::uintptr_t kHugePage = 1U << 21;
 void advise(const at::Tensor& tensor, int advice) {
   if (!tensor.is_cpu()) return;
   const auto start = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
-  const std::uintptr_t first = (start + kHugePage - 1) / kHugePage * kHugePage;
+  const std::uintptr_t first = round_up(start, kHugePage);
   const std::uintptr_t last = (start + tensor.nbytes()) / kHugePage * kHugePage;
   if (first < last) madvise(reinterpret_cast<void*>(first), last - first, advice);
 }
@@ -40,7 +41,7 @@ at::Tensor empty_on_huge_pages(std::uint64_t count, at::ScalarType dtype) {
   const auto size = static_cast<std::int64_t>(count);
   const std::uint64_t bytes = count * at::elementSize(dtype);
   if (bytes < kHugePage) return at::empty({size}, dtype);
-  const std::uint64_t whole_pages = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  const std::uint64_t whole_pages = round_up(bytes, kHugePage);
   void* memory = std::aligned_alloc(kHugePage, whole_pages);
   if (memory == nullptr) {
     fail(ErrorCode::out_of_memory, "device.huge_pages", whole_pages, " bytes of memory for ", count, " elements of ",

@@ -4,20 +4,16 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <sstream>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
 #include "octavo/device/pinned.h"
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/round_up.h"
 
 namespace octavo {
 
 namespace {
-
-std::uintptr_t round_up(std::uintptr_t value, std::size_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 std::string memlock_limit() {
   rlimit limit{};

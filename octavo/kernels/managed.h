@@ -5,6 +5,7 @@
 #include <string>
 
 #include "octavo/export.h"
+#include "octavo/kernels/round_up.h"
 #include "octavo/kernels/runtime.h"
 
 namespace octavo {
@@ -42,9 +43,7 @@ struct ManagedMemory {
 };
 
 /// Returns `bytes` rounded up to whole pages; the result is less than `bytes` where there are no such addresses.
-inline std::uint64_t whole_pages(std::uint64_t bytes, std::uint64_t page_bytes) {
-  return (bytes + page_bytes - 1) / page_bytes * page_bytes;
-}
+inline std::uint64_t whole_pages(std::uint64_t bytes, std::uint64_t page_bytes) { return round_up(bytes, page_bytes); }
 
 /// Ordinary memory of the host as managed memory, for the calling thread: anonymous, or in files.
 extern OCTAVO_API const ManagedMemory host_managed;

@@ -11,6 +11,7 @@
 
 #include "octavo/device/own_values.h"
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/round_up.h"
 
 namespace octavo {
 
@@ -105,8 +106,7 @@ bool has_order_of(const at::Tensor& tensor, const at::Tensor& order) {
 
 std::int64_t CopyRoom::bytes_of(std::int64_t elements, at::ScalarType dtype) {
   constexpr std::int64_t kAlignment = 64;
-  const std::int64_t bytes = elements * static_cast<std::int64_t>(c10::elementSize(dtype));
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return round_up(elements * static_cast<std::int64_t>(c10::elementSize(dtype)), kAlignment);
 }
 
 void CopyRoom::reserve(std::int64_t bytes, c10::Device device) {

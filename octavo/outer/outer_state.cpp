@@ -2,8 +2,6 @@
 // Outer: what it saves and loads.
 #include <ATen/ATen.h>
 
-#include <utility>
-
 #include "octavo/kernels/error.h"
 #include "octavo/outer/outer.h"
 

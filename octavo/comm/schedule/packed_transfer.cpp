@@ -23,8 +23,6 @@ std::uint64_t bytes_before_payloads(const Message& message) {
   return message.pieces.empty() ? message.bytes : message.pieces.front().offset;
 }
 
-std::uint64_t whole_words(std::uint64_t bytes) { return (bytes + 3) / 4 * 4; }
-
 }  // namespace
 
 bool packs(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size) {

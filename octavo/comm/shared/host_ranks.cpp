@@ -10,6 +10,7 @@
 #include "octavo/comm/exchange_with_all.h"
 #include "octavo/comm/wire.h"
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/round_up.h"
 
 namespace octavo {
 
@@ -40,7 +41,7 @@ struct HostRanks::Slot {
 
 std::uint64_t HostRanks::slot_bytes(int world_size) {
   const std::uint64_t bytes = sizeof(Parcel) * (1 + static_cast<std::uint64_t>(world_size));
-  return (bytes + kLine - 1) / kLine * kLine;
+  return round_up(bytes, kLine);
 }
 
 std::uint64_t HostRanks::bytes_before_blocks(int world_size) {

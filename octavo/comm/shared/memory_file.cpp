@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/round_up.h"
 
 namespace octavo {
 
@@ -119,7 +120,7 @@ MemoryFile::~MemoryFile() {
 }
 
 void MemoryFile::grow(std::uint64_t bytes) {
-  const std::uint64_t wanted = (bytes + kFilePage - 1) / kFilePage * kFilePage;
+  const std::uint64_t wanted = round_up(bytes, kFilePage);
   if (wanted <= size_) return;
   // Pages are taken now, because a process that is refused a page when it writes there is ended.
   const bool fits = wanted <= name_.capacity;

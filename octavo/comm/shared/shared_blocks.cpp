@@ -7,6 +7,8 @@
 #include <iterator>
 #include <utility>
 
+#include "octavo/kernels/round_up.h"
+
 namespace octavo {
 
 namespace {
@@ -14,7 +16,7 @@ namespace {
 /// Rounds up to pages, so that what one rank writes and another one reads at the same time shares no cache line.
 std::uint64_t whole_pages(std::uint64_t bytes) {
   constexpr std::uint64_t kPage = 4096;
-  return std::max<std::uint64_t>(1, (bytes + kPage - 1) / kPage) * kPage;
+  return round_up(std::max<std::uint64_t>(bytes, 1), kPage);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/round_up.h"
 
 namespace octavo {
 
@@ -15,7 +16,7 @@ SharedSymmetricMemory::SharedSymmetricMemory(const std::shared_ptr<HostRanks>& r
                                              milliseconds deadline)
     : ranks_(ranks), bytes_(bytes), signal_bytes_(c10d::symmetric_memory::get_signal_pad_size()), deadline_(deadline) {
   constexpr std::uint64_t kAligned = 64;
-  const std::uint64_t pad_offset = kAligned + (bytes + kAligned - 1) / kAligned * kAligned;
+  const std::uint64_t pad_offset = kAligned + round_up(bytes, kAligned);
   const std::uint64_t size = pad_offset + signal_bytes_;
   const at::Tensor own = ranks_->room(size);
   std::memset(own.mutable_data_ptr(), 0, size);

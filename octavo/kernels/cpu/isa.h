@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <string_view>
-
 #include "octavo/kernels/table.h"
 
 namespace octavo::cpu {

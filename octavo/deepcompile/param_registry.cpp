@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/deepcompile/registry.h"
+#include "octavo/deepcompile/param_registry.h"
 
 #include <ATen/ATen.h>
 
