@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In a parallel run (pytest-xdist, `--dist loadgroup`) all tests whose processes are ranks run in two workers.
+"""In a parallel run (pytest-xdist, `--dist loadgroup`) all tests whose processes are ranks run in one worker.
 
-They use every core and have deadlines: more than two of them at a time would make those deadlines a matter of luck.
+They use every core and have deadlines: two of them at a time would make those deadlines a matter of luck.
 What test modules import, torch and transformers with it, stays to the end: the garbage collector does not look at it.
 """
 
@@ -12,7 +12,6 @@ import pytest
 from patience import PATIENCE
 
 RANK_FIXTURES = {"two_ranks", "three_ranks", "four_ranks"}
-FOLDERS_OF_SECOND_WORKER = {"faults", "sycl", "train", "zero"}  # half of the time that tests of ranks take
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -22,8 +21,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         limit_s = float(given.args[0] if given else config.getini("timeout"))
         item.add_marker(pytest.mark.timeout(PATIENCE * limit_s), append=False)
         if item.get_closest_marker("ranks") or RANK_FIXTURES & set(getattr(item, "fixturenames", ())):
-            is_second = item.path.parent.name in FOLDERS_OF_SECOND_WORKER
-            item.add_marker(pytest.mark.xdist_group("other ranks" if is_second else "ranks"))
+            item.add_marker(pytest.mark.xdist_group("ranks"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -111,7 +111,7 @@ std::int64_t CopyRoom::bytes_of(std::int64_t elements, at::ScalarType dtype) {
 
 void CopyRoom::reserve(std::int64_t bytes, c10::Device device) {
   at::Tensor& room = bytes_[device];
-  if (bytes == 0 || (room.defined() && room.numel() >= bytes)) return;
+  if (room.defined() && room.numel() >= bytes) return;
   room = at::Tensor();
   room = at::empty({bytes}, at::dtype(at::kByte).device(device));
 }

@@ -100,6 +100,12 @@ def train(
             help="Peak learning rate. The default is 3e-3, for onebit-lamb 1e-2, for signum and all Lions 6e-4."
         ),
     ] = _DEFAULT.lr,
+    adamw_lr: Annotated[
+        float | None,
+        typer.Option(
+            help="Peak learning rate of what muon leaves to AdamW: embeddings, output layer, norms. The default is --lr."
+        ),
+    ] = _DEFAULT.adamw_lr,
     beta1: Annotated[
         float | None,
         typer.Option(

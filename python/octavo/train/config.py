@@ -56,6 +56,7 @@ class TrainConfig:
     seq_len: int = 128
     grad_accum: int = 1
     lr: float | None = None
+    adamw_lr: float | None = None
     beta1: float | None = None
     beta2: float | None = None
     weight_decay: float = 0.01

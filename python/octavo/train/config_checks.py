@@ -50,7 +50,7 @@ def _check_ranges(config: TrainConfig) -> None:
         refuse(f"--seed must be between 0 and 2^63-1, not {config.seed}")
     if config.port is not None and not 1 <= config.port <= 65535:
         refuse(f"--port must be between 1 and 65535, not {config.port}")
-    for name in ("lr", "outer_lr", "timeout_s", "clip_norm"):
+    for name in ("lr", "adamw_lr", "outer_lr", "timeout_s", "clip_norm"):
         value = getattr(config, name)
         if value is not None and not (math.isfinite(value) and value > 0):
             refuse(f"--{name.replace('_', '-')} must be finite and above 0, not {value}{_HINTS.get(name, '')}")
@@ -150,6 +150,8 @@ def _check_zero(config: TrainConfig) -> None:
 def _check_optimizer(config: TrainConfig) -> None:
     for run in config.runs:
         name, plan = run.optimizer_name, run.resolved_plan
+        if run.adamw_lr is not None and name != "muon":
+            refuse(f"--adamw-lr is for the AdamW beside muon: give --optimizer {name} its rate by --lr")
         if keeps_momentum(plan) and name not in ("adamw", *ADAMS):
             refuse(
                 f"the plan {plan} keeps the momentum, and --optimizer {name} has one of its own; adamw goes without one"

@@ -29,9 +29,9 @@ def learning_rate(step: int, steps: int, warmup_steps: int, peak: float) -> floa
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Gives every parameter group of `optimizer` the same rate."""
+    """Gives every parameter group of `optimizer` the rate, times the group's `lr_share` where it has one."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("lr_share", 1.0)
 
 
 def build_optimizer(config: TrainConfig, model: PreTrainedModel) -> torch.optim.Optimizer:
@@ -71,11 +71,13 @@ def plan_of(config: TrainConfig) -> octavo.Plan:
 
 def optimizer_options(config: TrainConfig) -> dict[str, Any]:
     """Returns what metrics.jsonl and summary.json say about the optimizer, with its defaults resolved."""
+    own_rate = {} if config.adamw_lr is None else {"adamw_lr": config.adamw_lr}
     return dict(
         beta1=config.resolved_beta1,
         beta2=config.resolved_beta2,
         weight_decay=config.weight_decay,
         clip_norm=config.clip_norm,
+        **own_rate,
     )
 
 
@@ -83,14 +85,18 @@ class MuonWithAdamW:
     """Muon for the hidden matrices, AdamW for everything else: embeddings, the output layer, norms and biases.
 
     Muon's update is scaled to the root mean square of AdamW's ("match_rms_adamw", Liu et al. 2025), so that one
-    learning rate suits both. The class has what a training loop uses of ``torch.optim.Optimizer``; its state is that of
+    learning rate may be used for both; ``--adamw-lr`` gives AdamW one of its own. The class has what a training loop uses of ``torch.optim.Optimizer``; its state is that of
     both.
     """
 
     def __init__(self, model: PreTrainedModel, config: TrainConfig) -> None:
         hidden = _hidden_matrices(model)
         known = set(hidden)
-        rest = [parameter for parameter in model.parameters() if parameter not in known]
+        rest = _groups((parameter for parameter in model.parameters() if parameter not in known), config)
+        adamw_lr = config.resolved_lr if config.adamw_lr is None else config.adamw_lr
+        if config.adamw_lr is not None:
+            for group in rest:
+                group["lr_share"] = adamw_lr / config.resolved_lr
         self._parts = {
             "muon": torch.optim.Muon(
                 hidden,
@@ -100,8 +106,8 @@ class MuonWithAdamW:
                 adjust_lr_fn="match_rms_adamw",
             ),
             "adamw": torch.optim.AdamW(
-                _groups(rest, config),
-                lr=config.resolved_lr,
+                rest,
+                lr=adamw_lr,
                 betas=(BETA1["adamw"], config.resolved_beta2),
                 eps=ADAM_EPS,
             ),

@@ -29,6 +29,8 @@ pytestmark = pytest.mark.timeout(30)
         (dict(seed=-1), "--seed must be between"),
         (dict(lr=0.0), "--lr must be finite and above 0, not 0.0"),
         (dict(lr=float("nan")), "--lr must be finite and above 0, not nan"),
+        (dict(optimizer="muon", adamw_lr=-1.0), "--adamw-lr must be finite and above 0, not -1.0"),
+        (dict(plan="dense", adamw_lr=1e-3), "--adamw-lr is for the AdamW beside muon: give --optimizer adamw its rate"),
         (dict(weight_decay=-0.1), "--weight-decay must be finite and at least 0, not -0.1"),
         (dict(beta1=1.0), "--beta1 must be at least 0 and below 1, not 1.0; 0.9 or 0.99 are usual"),
         (dict(beta1=-0.1), "--beta1 must be at least 0 and below 1, not -0.1"),

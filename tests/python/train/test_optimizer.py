@@ -76,6 +76,18 @@ def test_muon_has_the_hidden_matrices_and_adamw_the_rest() -> None:
     assert sorted(everything) == sorted(id(parameter) for parameter in model.parameters())
 
 
+def test_the_adamw_beside_muon_may_have_a_rate_of_its_own() -> None:
+    for adamw_lr, share in ((None, 1.0), (6e-3, 3.0)):
+        built = build("muon", build_model(), lr=2e-3, adamw_lr=adamw_lr)
+        rates = [group["lr"] for group in built.param_groups]
+        assert rates == pytest.approx([2e-3, 2e-3 * share, 2e-3 * share])
+        set_learning_rate(built, 1e-3)
+        resumed = build("muon", build_model(), lr=2e-3, adamw_lr=adamw_lr)
+        resumed.load_state_dict(built.state_dict())
+        set_learning_rate(resumed, 1e-4)
+        assert [group["lr"] for group in resumed.param_groups] == pytest.approx([1e-4, 1e-4 * share, 1e-4 * share])
+
+
 def test_muon_refuses_the_state_of_another_optimizer() -> None:
     model = build_model()
     with pytest.raises(ValueError, match=r"^\[train\.optimizer\] the saved state is not that of muon"):

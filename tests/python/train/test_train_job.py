@@ -25,6 +25,7 @@ from octavo.train.checkpoint import run_folder
 from octavo.train.checkpoint.writer import saved_steps
 from octavo.train.config import TrainConfig
 from octavo.train.data.batches import IGNORE
+from octavo.train.data.dataset import load_corpus
 from octavo.train.data.training_data import Data, load_data
 from octavo.train.errors import JobError
 from octavo.train.job import run_job
@@ -177,6 +178,20 @@ def test_an_out_of_another_configuration_is_refused_and_left_alone(world, golden
         assert words in str(caught.value)
     assert read_curve(Path(config.out)) == before
     assert saved_steps(Path(config.out) / "checkpoint") == [8, 6]
+
+
+def test_the_rate_of_the_adamw_beside_muon_makes_a_run_another(tmp_path):
+    """Runs without one have the key of versions that did not know it."""
+    plain = TrainConfig(plan="dense", optimizer="muon")
+    own = dataclasses.replace(plain, adamw_lr=1e-3)
+    identities = [run_folder.identity_of(config, load_corpus(None, seed=0), {}) for config in (plain, own)]
+    assert "adamw_lr" not in identities[0]
+    assert run_folder.key_of(identities[0]) != run_folder.key_of(identities[1])
+    for there, here, words in ((0, 1, "that of lr there and 0.001 here"), (1, 0, "0.001 there and that of lr here")):
+        run_folder.write_record(tmp_path, identities[there], {})
+        run_folder.claim(tmp_path, identities[there], fresh=False)
+        with pytest.raises(ValueError, match=words):
+            run_folder.claim(tmp_path, identities[here], fresh=False)
 
 
 def test_a_run_without_a_checkpoint_starts_anew_with_more_steps(world, tmp_path, monkeypatch, capsys):

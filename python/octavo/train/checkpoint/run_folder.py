@@ -41,6 +41,8 @@ _NOT_IDENTITY = (
 )
 
 _ZERO_ONLY = "gather"
+# Counts only where it is given, so that runs of versions without it can be continued.
+_ADAMW_LR = "adamw_lr"
 # A run may be continued to more steps, from the checkpoints of fewer.
 _STEPS = "steps"
 
@@ -66,6 +68,8 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
         options["model"] = {"name": Path(config.model).name, "content": _fingerprint(model)[:12]}
     if not config.zero:
         del options[_ZERO_ONLY]
+    if config.adamw_lr is None:
+        del options[_ADAMW_LR]
     return options
 
 
@@ -161,8 +165,9 @@ def _refuse_foreign(out: Path) -> None:
 
 def _refuse_other(out: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
     # Both have the same names except for _ZERO_ONLY, which does not count between a run with ZeRO and one without.
-    names = sorted(here.keys() - ({_ZERO_ONLY} - there.keys()))
+    names = sorted(here.keys() - ({_ZERO_ONLY} - there.keys()) - {_ADAMW_LR})
     pairs = {name: (there[name], here[name]) for name in names}
+    pairs[_ADAMW_LR] = there.get(_ADAMW_LR, "that of lr"), here.get(_ADAMW_LR, "that of lr")
     if here[_STEPS] > there[_STEPS] and here["optimizer"] != "zero-one-adam":  # whose intervals are shares of a run
         del pairs[_STEPS]
     differing = [
