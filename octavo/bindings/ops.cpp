@@ -137,11 +137,11 @@ void sign_step_op(at::TensorList parameters, at::TensorList updates, double lr, 
 
 void zero_one_variance_op(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta,
                           at::TensorList squares, at::TensorList preconditioners, at::IntArrayRef steps,
-                          at::IntArrayRef updates, double lr, double beta1, double beta2, double eps,
-                          double weight_decay, double floor) {
+                          at::IntArrayRef updates, at::ArrayRef<double> lrs, at::ArrayRef<double> weight_decays,
+                          double beta1, double beta2, double eps, double floor) {
   as_torch_error([&] {
-    zero_one_variance_(parameters, gradients, momenta, squares, preconditioners, steps, updates,
-                       {lr, beta1, beta2, eps, weight_decay}, floor);
+    zero_one_variance_(parameters, gradients, momenta, squares, preconditioners, steps, updates, lrs, weight_decays,
+                       {.lr = 0, .beta1 = beta1, .beta2 = beta2, .eps = eps, .weight_decay = 0}, floor);
   });
 }
 
@@ -219,8 +219,8 @@ TORCH_LIBRARY(octavo, m) {
   m.def("sign_step_(Tensor(a!)[] parameters, Tensor[] updates, float lr, float weight_decay) -> ()", compilable);
   m.def(
       "zero_one_variance_(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] momenta, Tensor(c!)[] squares, "
-      "Tensor(d!)[] preconditioners, int[] steps, int[] updates, float lr, float beta1, float beta2, float eps, "
-      "float weight_decay, float floor) -> ()",
+      "Tensor(d!)[] preconditioners, int[] steps, int[] updates, float[] lrs, float[] weight_decays, float beta1, "
+      "float beta2, float eps, float floor) -> ()",
       compilable);
   m.def(
       "zero_one_local_(Tensor(a!)[] parameters, Tensor[] gradients, Tensor[] preconditioners, Tensor[] anchors, "

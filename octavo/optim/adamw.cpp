@@ -93,53 +93,68 @@ void freeze_variance_(at::Tensor& square, double beta2, double eps, double floor
   constexpr const char* kWhere = "optim.freeze_variance";
   require_state(square, square, kWhere, "a square");
   require_step(step, kWhere, "a step");
-  FreezeRoom(square).freeze(square, beta2, eps, floor, step);
+  FreezeRoom room;
+  room.reserve(square);
+  room.freeze(square, beta2, eps, floor, step);
 }
 
-FreezeRoom::FreezeRoom(const at::Tensor& square)
-    : rows_(square.is_contiguous() ? square.view(-1) : at::empty({square.numel()}, square.options())),
-      last_(at::empty({kFloorBlock}, square.options())),
-      means_(at::empty({(square.numel() + kFloorBlock - 1) / kFloorBlock}, square.options())),
-      is_positive_(at::empty(means_.sizes(), square.options().dtype(at::kBool))),
-      mean_(at::empty({}, square.options())) {}
+void FreezeRoom::reserve(const at::Tensor& square) {
+  const auto grow = [](at::Tensor& room, std::int64_t size, const at::TensorOptions& options) {
+    if (!room.defined() || room.numel() < size) room = at::empty({size}, options);
+  };
+  const at::TensorOptions options = square.options();
+  const std::int64_t blocks = (square.numel() + kFloorBlock - 1) / kFloorBlock;
+  grow(rows_, square.is_contiguous() ? 0 : square.numel(), options);
+  grow(last_, kFloorBlock, options);
+  grow(means_, blocks, options);
+  grow(is_positive_, blocks, options.dtype(at::kBool));
+  if (!mean_.defined()) mean_ = at::empty({}, options);
+}
 
 void FreezeRoom::freeze(const at::Tensor& square, double beta2, double eps, double floor, std::int64_t step) {
-  const std::int64_t count = rows_.numel(), left = count % kFloorBlock, blocks = count / kFloorBlock;
-  if (count == 0) return;
-  const at::Tensor in_rows = rows_.view(square.sizes());
-  in_rows.copy_(square);
-  rows_.div_(1 - std::pow(beta2, step)).sqrt_();
-  at::mean_out(mean_, rows_, at::IntArrayRef{0});
-  at::Tensor whole = rows_.narrow(0, 0, count - left).view({blocks, kFloorBlock});
-  at::Tensor last = rows_.narrow(0, count - left, left), means_of_whole = means_.narrow(0, 0, blocks);
+  if (square.numel() == 0) return;
+  if (square.is_contiguous()) return freeze_rows(square.view(-1), beta2, eps, floor, step);
+  const at::Tensor rows = rows_.narrow(0, 0, square.numel()), in_shape = rows.view(square.sizes());
+  in_shape.copy_(square);
+  freeze_rows(rows, beta2, eps, floor, step);
+  square.copy_(in_shape);
+}
+
+void FreezeRoom::freeze_rows(const at::Tensor& rows, double beta2, double eps, double floor, std::int64_t step) {
+  const std::int64_t count = rows.numel(), left = count % kFloorBlock, blocks = count / kFloorBlock;
+  rows.div_(1 - std::pow(beta2, step)).sqrt_();
+  at::mean_out(mean_, rows, at::IntArrayRef{0});
+  at::Tensor whole = rows.narrow(0, 0, count - left).view({blocks, kFloorBlock});
+  at::Tensor last = rows.narrow(0, count - left, left), means_of_whole = means_.narrow(0, 0, blocks);
   at::sum_out(means_of_whole, whole, 1).div_(static_cast<double>(kFloorBlock));
   if (left > 0) {
     last_.zero_().narrow(0, 0, left).copy_(last);
     at::Tensor mean_of_last = means_[blocks];
     at::sum_out(mean_of_last, last_, 0).div_(static_cast<double>(left));
   }
-  at::gt_out(is_positive_, means_, 0);
-  at::where_out(means_, is_positive_, means_, mean_);
-  means_.mul_(floor);
+  at::Tensor means = means_.narrow(0, 0, blocks + (left > 0)), is_positive = is_positive_.narrow(0, 0, means.numel());
+  at::gt_out(is_positive, means, 0);
+  at::where_out(means, is_positive, means, mean_);
+  means.mul_(floor);
   at::maximum_out(whole, whole, means_of_whole.unsqueeze(1));
   if (left > 0) at::maximum_out(last, last, means_[blocks]);
-  rows_.add_(eps).reciprocal_();
-  square.copy_(in_rows);
+  rows.add_(eps).reciprocal_();
 }
 
 void frozen_adamw_(at::Tensor& parameter, const at::Tensor& update, at::Tensor& mean, double step_size, double decay) {
   constexpr const char* kWhere = "optim.frozen_adamw";
   require_state(mean, parameter, kWhere, "mean");
   require_like(update, parameter, kWhere, "update");
-  mean.copy_(update);
   const at::Tensor order = order_of(parameter);
   Flat p(parameter, order), m(mean, order);
+  m.values().copy_(update);
   float *pd = p.data(), *md = m.data();
   for_elements(parameter, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
     scope.kernels().frozen_adamw(scope.queue(), static_cast<float>(1 - decay), static_cast<float>(step_size), size,
                                  md + first, pd + first);
   });
   p.write_back();
+  m.write_back();
 }
 
 }  // namespace octavo

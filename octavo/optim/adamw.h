@@ -48,15 +48,18 @@ void adamw_flat(c10::Device device, Flat& parameter, Flat& gradient, Flat& mean,
 /// be divided by eps. Throws Error invalid_argument for another tensor, before it has changed.
 OCTAVO_API void freeze_variance_(at::Tensor& square, double beta2, double eps, double floor, std::int64_t step);
 
-/// What freeze_variance_ needs besides the variance. It is allocated by itself, before a step changes anything.
+/// What freeze_variance_ needs besides the variance: memory for one at a time, all on one device. A step reserves it
+/// before it changes anything.
 class FreezeRoom {
  public:
-  explicit FreezeRoom(const at::Tensor& square);
-  /// Freezes the square of the constructor. It allocates nothing.
+  void reserve(const at::Tensor& square);
+  /// Freezes a square that room was reserved for. It allocates nothing.
   void freeze(const at::Tensor& square, double beta2, double eps, double floor, std::int64_t step);
 
  private:
-  at::Tensor rows_;                 // the variance, row-major: itself, or a copy
+  void freeze_rows(const at::Tensor& rows, double beta2, double eps, double floor, std::int64_t step);
+
+  at::Tensor rows_;                 // for a square that is not row-major
   at::Tensor last_;                 // one block, for the last elements, where they are fewer
   at::Tensor means_, is_positive_;  // by block
   at::Tensor mean_;                 // over all elements

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <optional>
+#include <unordered_map>
 
 #include "octavo/device/dispatch.h"
 #include "octavo/kernels/error.h"
@@ -67,7 +68,8 @@ rules::ZeroOneStep zero_one_step(double beta, double step_size, double gradient_
 
 void zero_one_variance_(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta,
                         at::TensorList squares, at::TensorList preconditioners, at::IntArrayRef steps,
-                        at::IntArrayRef updates, const AdamWOptions& options, double floor) {
+                        at::IntArrayRef updates, at::ArrayRef<double> lrs, at::ArrayRef<double> weight_decays,
+                        const AdamWOptions& options, double floor) {
   constexpr const char* kWhere = "optim.zero_one_variance";
   require_states(momenta, parameters, kWhere, "a momentum", "momenta");
   require_states(squares, parameters, kWhere, "a square", "squares");
@@ -77,11 +79,19 @@ void zero_one_variance_(at::TensorList parameters, at::TensorList gradients, at:
   require_length(updates.size(), parameters.size(), kWhere, "updates");
   for (const std::int64_t step : steps) require_step(step, kWhere, "a step");
   for (const std::int64_t update : updates) require_step(update, kWhere, "an update");
-  require_valid(options, kWhere);
+  require_length(lrs.size(), parameters.size(), kWhere, "rates");
+  require_length(weight_decays.size(), parameters.size(), kWhere, "weight decays");
+  const auto options_of = [&](std::size_t i) {
+    AdamWOptions own = options;
+    own.lr = lrs[i];
+    own.weight_decay = weight_decays[i];
+    return own;
+  };
+  for (std::size_t i = 0; i < parameters.size(); ++i) require_valid(options_of(i), kWhere);
   CopyRoom room;
   reserve_for_flats(room, parameters, {parameters, gradients, momenta, squares, preconditioners});
-  std::vector<FreezeRoom> freezing;
-  for (const at::Tensor& preconditioner : preconditioners) freezing.emplace_back(preconditioner);
+  std::unordered_map<c10::Device, FreezeRoom> freezing;
+  for (const at::Tensor& preconditioner : preconditioners) freezing[preconditioner.device()].reserve(preconditioner);
   // from here on nothing is allocated
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     room.clear();
@@ -93,10 +103,10 @@ void zero_one_variance_(at::TensorList parameters, at::TensorList gradients, at:
     } else {
       m.values().div_(flat_of(preconditioners).values());
     }
-    adamw_flat(parameters[i].device(), p, g, m, v, options, steps[i], updates[i]);
+    adamw_flat(parameters[i].device(), p, g, m, v, options_of(i), steps[i], updates[i]);
     for (Flat* flat : {&p, &m, &v}) flat->write_back();
     preconditioners[i].copy_(squares[i]);
-    freezing[i].freeze(preconditioners[i], options.beta2, options.eps, floor, updates[i]);
+    freezing.at(parameters[i].device()).freeze(preconditioners[i], options.beta2, options.eps, floor, updates[i]);
     momenta[i].mul_(preconditioners[i]);
   }
 }

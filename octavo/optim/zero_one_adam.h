@@ -38,11 +38,13 @@ OCTAVO_API rules::ZeroOneStep zero_one_step(double beta, double step_size, doubl
 /// Makes a step of all parameters by averaged gradients: AdamW, whose variances make new preconditioners. Momenta are
 /// preconditioned, before and after. The lists are of one length. States are float32 of the parameter's shape. `steps`
 /// counts the steps of each momentum from 1, `updates` those of each variance; the first update reads no preconditioner
-/// and no momentum. `floor`: of the preconditioner, as in freeze_variance_. Throws Error invalid_argument otherwise.
-/// Where it throws, also for want of memory, nothing has changed.
+/// and no momentum. `lrs` and `weight_decays` have one for each parameter, and replace those of the options. `floor`:
+/// of the preconditioner, as in freeze_variance_. Throws Error invalid_argument otherwise. Where it throws, also for
+/// want of memory, nothing has changed.
 OCTAVO_API void zero_one_variance_(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta,
                                    at::TensorList squares, at::TensorList preconditioners, at::IntArrayRef steps,
-                                   at::IntArrayRef updates, const AdamWOptions& options, double floor);
+                                   at::IntArrayRef updates, at::ArrayRef<double> lrs,
+                                   at::ArrayRef<double> weight_decays, const AdamWOptions& options, double floor);
 
 /// Makes one step of all parameters that is not sent to other ranks (rules::zero_one_local). The lists are of one
 /// length, and each parameter's tensors are of one shape. Preconditioners, momenta and updates are float32; gradients

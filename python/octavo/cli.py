@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -69,9 +69,20 @@ def advise(context: typer.Context) -> None:
     _main(bench_cli.advise_app, context.args, "octavo advise")
 
 
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """Ends a command as ^C does. A second signal, such as a closed terminal sends, must not break off its end."""
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def _main(measures: typer.Typer, arguments: list[str], name: str) -> None:
     """Runs a command that may start ranks and hosts. Any signal that ends it ends them, too, as ^C does."""
     if not os.environ.get("RANK"):  # a rank itself ends at once
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.default_int_handler)
+        for number in _ENDING:
+            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                signal.signal(number, _interrupt)
     typer.main.get_command(measures).main(args=arguments, prog_name=name)

@@ -75,16 +75,18 @@ def point_link(link: Path, target: str) -> None:
     """Makes the symbolic link `link` point to `target`, replacing an older link in one step, or the folder that a copy
     has made of it."""
     aside = link.with_name(f".{link.name}.{os.getpid()}")
+    copy = aside.with_name(f"{aside.name}.copy")
     aside.unlink(missing_ok=True)
     try:
         aside.symlink_to(target)
         if link.is_dir() and not link.is_symlink():
-            shutil.rmtree(link)
+            os.replace(link, copy)
         os.replace(aside, link)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
     sync_folder(link.parent)
+    shutil.rmtree(copy, ignore_errors=True)
 
 
 def sha256(path: Path) -> str:

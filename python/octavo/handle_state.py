@@ -13,8 +13,8 @@ from octavo.plan import is_finite_number, is_whole_number, require_seed
 State = Mapping[str, Tensor | int | float | str]
 
 SCHEMA = 3
-#: What is kept of values as they are. Other tensors have codes, also in memory of floats.
-_VALUES = ("worker", "owner", "residual", "momentum", "update")
+#: What is kept of values as they are. Other tensors may have codes, also in memory of floats.
+_VALUES = ("worker", "owner", "own", "residual", "momentum", "update", "velocity", "owed", "owed_to_all")
 #: The layout of states whose ranks hold copies of the whole model. A handle refuses states of another layout.
 WHOLE_MODEL = "the model"
 

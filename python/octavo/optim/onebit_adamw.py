@@ -263,9 +263,8 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
 
     def _first_state(self, parameter: Tensor) -> dict[str, Any]:
         state = self.state[parameter]
-        state.update(step=0, frozen=False, power=0.0, frozen_power=0.0)
-        for key in ("exp_avg", "exp_avg_sq"):
-            state[key] = self._zeros_like(parameter)
+        tensors = {name: self._zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        state.update(step=0, frozen=False, power=0.0, frozen_power=0.0, **tensors)
         return state
 
     @staticmethod
@@ -281,7 +280,8 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state.get(parameter)
-                if state and state["power"] > 0:  # otherwise all of the preconditioner would be 1 / eps
+                # without any gradient all of the preconditioner would be 1 / eps
+                if state and not state["frozen"] and state["power"] > 0:
                     self._freeze_state(state, group)
             group["frozen"] = True
         self._enter_phase()

@@ -172,36 +172,17 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             if parameter.grad is not None:
                 require_dense(self, parameter.grad)
         if self._handle is None:
-            with self._counted_once():
-                self._step_alone()
-                self._make_step()
+            self._step_alone()
         else:
             self._note_last_step()
-            self._make_step()
-        return loss
-
-    @contextmanager
-    def _counted_once(self) -> Iterator[None]:
-        """A context after whose error no step is counted: a step that found no memory can be made again."""
-        states = [(state, dict(state)) for state in self.state.values()]
-        position = {name: self._position[name] for name in ("steps", "overdue")}
-        try:
-            yield
-        except BaseException:
-            for state, before in states:
-                state.update(before)
-            self._set_position(**position)
-            raise
-
-    def _make_step(self) -> None:
-        """Makes the step that was taken note of last."""
-        made, self._made = self._made, None
-        if made == _VARIANCE:
-            self._learn_variance()
-        elif made == _LOCAL:
-            self._move_locally()
-        elif made == _SYNC:
+            if self._made == _VARIANCE:
+                self._learn_variance()
+            elif self._made == _LOCAL:
+                self._move_locally()
+        if self._made == _SYNC:
             self._move_without_preconditioner()
+        self._made = None  # only now: a step that found no memory can be made again
+        return loss
 
     @torch.no_grad()
     def synchronize(self) -> None:
@@ -297,10 +278,31 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         for parameter, *_ in list(self._known()):
             self._begin_round_alone(parameter)
         gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
-        self._take_note(bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))))
+        finite = bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients)))
+        with self._counted_once():
+            self._take_note(finite)
+            if self._made == _VARIANCE:
+                self._learn_variance()
+            elif self._made is not None:
+                self._move_locally()
         if self._made == _SYNC:
-            self._move_locally()
             self._end_round()
+
+    @contextmanager
+    def _counted_once(self) -> Iterator[None]:
+        """A context after whose error no step is counted: a step that found no memory can be made again. Variance steps
+        count what they have made by themselves."""
+        counts = ("step", "total", "decay")
+        states = [] if self._kind == _VARIANCE else [state for _, state, *_ in self._known()]
+        before = [{name: state[name] for name in counts} for state in states]
+        position = {name: self._position[name] for name in ("steps", "overdue")}
+        try:
+            yield
+        except BaseException:
+            for state, of_one in zip(states, before, strict=True):
+                state.update(of_one)
+            self._set_position(**position)
+            raise
 
     def _learn_variance(self) -> None:
         with_gradients = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
@@ -313,30 +315,32 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             self._first_state(parameter)
         if new:
             self._register()
-        for of_group, group, (lr, weight_decay) in zip(moved, self.param_groups, self._rates, strict=True):
-            self._learn_variance_of(of_group, group, lr, weight_decay)
+        alike: dict[tuple[Any, ...], list[tuple[Tensor, float, float]]] = {}  # by what may differ from group to group
+        for of_group, group, rates in zip(moved, self.param_groups, self._rates, strict=True):
+            options = (*group["betas"], group["eps"], group["variance_floor"])
+            alike.setdefault(options, []).extend((parameter, *rates) for parameter in of_group)
+        for options, with_rates in alike.items():
+            self._learn_variance_of(with_rates, options)
         for of_group, (lr, weight_decay) in zip(with_gradients, self._rates, strict=True):
             for parameter in of_group:
                 if "preconditioner" not in self.state.get(parameter, {}):
                     parameter.mul_(1 - lr * weight_decay)  # AdamW's step with a gradient of zeros
 
-    def _learn_variance_of(
-        self, parameters: list[Tensor], group: dict[str, Any], lr: float, weight_decay: float
-    ) -> None:
-        own, states = self._own(), [self.state[parameter] for parameter in parameters]
+    def _learn_variance_of(self, with_rates: list[tuple[Tensor, float, float]], options: tuple[float, ...]) -> None:
+        """Makes the step of these parameters, each with its learning rate and weight decay, in one call: where it finds
+        no memory, nothing has changed."""
+        own, states = self._own(), [self.state[parameter] for parameter, *_ in with_rates]
         torch.ops.octavo.zero_one_variance_(
-            parameters,
-            [parameter.grad for parameter in parameters],
-            [own[parameter][0] for parameter in parameters],
+            [parameter for parameter, *_ in with_rates],
+            [parameter.grad for parameter, *_ in with_rates],
+            [own[parameter][0] for parameter, *_ in with_rates],
             [state["exp_avg_sq"] for state in states],
             [state["preconditioner"] for state in states],
             [state["step"] + 1 for state in states],
             [state["variance_step"] + 1 for state in states],
-            lr,
-            *group["betas"],
-            group["eps"],
-            weight_decay,
-            group["variance_floor"],
+            [lr for _, lr, _ in with_rates],
+            [weight_decay for *_, weight_decay in with_rates],
+            *options,
         )
         for state in states:
             state["step"] += 1
@@ -396,10 +400,9 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     def _first_state(self, parameter: Tensor) -> None:
         state = self.state[parameter]
-        state.update(step=0, variance_step=0, total=0.0, decay=1.0)
-        state.update(exp_avg_sq=self._zeros_like(parameter), preconditioner=self._zeros_like(parameter))
-        if self._handle is None:
-            state.update(exp_avg=self._zeros_like(parameter), update=self._zeros_like(parameter))
+        names = ["exp_avg_sq", "preconditioner"] + ["exp_avg", "update"] * (self._handle is None)
+        tensors = {name: self._zeros_like(parameter) for name in names}
+        state.update(step=0, variance_step=0, total=0.0, decay=1.0, **tensors)
 
     def _own(self) -> dict[Tensor, tuple[Tensor, Tensor]]:
         """Returns the momenta, and the updates since the last sync, in the shape and memory order of the

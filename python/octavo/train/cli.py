@@ -103,7 +103,7 @@ def train(
     adamw_lr: Annotated[
         float | None,
         typer.Option(
-            help="Peak learning rate of what muon leaves to AdamW: embeddings, output layer, norms. The default is --lr."
+            help="Peak learning rate of what muon leaves to AdamW: embeddings, output layer, norms; --lr by default."
         ),
     ] = _DEFAULT.adamw_lr,
     beta1: Annotated[

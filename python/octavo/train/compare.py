@@ -38,6 +38,7 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
     if config.fresh:  # all at once, so that an interrupted comparison never resumes with an older run
         for leg in config.runs:
             clear_job(leg, world)
+        world.note_start_over()
         config = dataclasses.replace(config, fresh=False)
     summaries: dict[str, dict[str, Any]] = {}
     precision = None

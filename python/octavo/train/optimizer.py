@@ -85,8 +85,8 @@ class MuonWithAdamW:
     """Muon for the hidden matrices, AdamW for everything else: embeddings, the output layer, norms and biases.
 
     Muon's update is scaled to the root mean square of AdamW's ("match_rms_adamw", Liu et al. 2025), so that one
-    learning rate may be used for both; ``--adamw-lr`` gives AdamW one of its own. The class has what a training loop uses of ``torch.optim.Optimizer``; its state is that of
-    both.
+    learning rate may be used for both; ``--adamw-lr`` gives AdamW one of its own. The class has what a training loop
+    uses of ``torch.optim.Optimizer``; its state is that of both.
     """
 
     def __init__(self, model: PreTrainedModel, config: TrainConfig) -> None:

@@ -4,7 +4,7 @@ DTensors, which any number of ranks can load, whatever the stage.
 
     DIRECTORY/latest -> saved-000002    what torch.distributed.checkpoint has written, and its digests
 
-Of each file of tensors ``sha256.json`` has the SHA-256, by which bytes are found that have changed since.
+Of each of these files ``sha256.json`` has the SHA-256, by which bytes are found that have changed since.
 
 A checkpoint is written under another name, synced, and renamed. Then the link is replaced, in one step, and the
 checkpoint before is removed. A process that is killed at any moment leaves one of the two, whole.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,17 +54,14 @@ def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     where = "zero.save_checkpoint"
     what = f"write to {directory}"
     by_first_rank(lambda: _prepare(directory, aside), where, what, group)
+    state = on_all_ranks(lambda: _state_of(engine, group.rank()), where, what, group)
     try:
-        with _errors_of_all(where, what):
-            dcp.save(_state_of(engine, group.rank()), checkpoint_id=aside, process_group=group)  # syncs its files
-        digests = on_all_ranks(lambda: _digests(aside, group), where, what, group)
-        of_all: list[dict[str, str]] = [{}] * group.size()
-        dist.all_gather_object(of_all, digests, group=group)
-        together = {name: digest for one in of_all for name, digest in one.items()}
-        by_first_rank(lambda: durable_files.write_json(aside / _DIGESTS, together), where, what, group)
-    except (OSError, RuntimeError):
-        by_first_rank(lambda: shutil.rmtree(aside, ignore_errors=True), where, what, group)  # all ranks have failed
-        raise
+        dcp.save(state, checkpoint_id=aside, process_group=group)  # syncs its files
+    except dcp.CheckpointException as error:  # on all ranks: nobody still writes there
+        if group.rank() == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+        raise _as_error(error, where, what) from error
+    _write_digests(aside, where, what, group)
     by_first_rank(lambda: _publish(directory, aside), where, f"give the checkpoint in {directory} its name", group)
 
 
@@ -72,7 +69,6 @@ def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     newest = directory / LATEST
     where, what = "zero.load_checkpoint", f"read the checkpoint in {directory}"
     saved = on_all_ranks(lambda: _saved_of_this_model(engine, newest, group), where, what, group)
-    on_all_ranks(lambda: _require_unchanged(newest, group), where, what, group)
     is_text = {key: isinstance(what, BytesStorageMetadata) for key, what in saved.items()}
     texts = {key: None for key in saved if is_text[key]}
     with _errors_of_all(where, what):
@@ -100,7 +96,11 @@ def _errors_of_all(where: str, what: str) -> Iterator[None]:
     try:
         yield
     except dcp.CheckpointException as error:
-        raise error_of({rank: described(one) for rank, (one, _) in error.failures.items()}, where, what) from error
+        raise _as_error(error, where, what) from error
+
+
+def _as_error(error: dcp.CheckpointException, where: str, what: str) -> OSError | RuntimeError:
+    return error_of({rank: described(one) for rank, (one, _) in error.failures.items()}, where, what)
 
 
 def _saved_of_this_model(engine: ZeroEngine, newest: Path, group: dist.ProcessGroup) -> dict[str, Any]:
@@ -109,6 +109,7 @@ def _saved_of_this_model(engine: ZeroEngine, newest: Path, group: dist.ProcessGr
             f"[zero.load_checkpoint] there is no checkpoint in {newest.parent}: expected a folder to which "
             f"save_checkpoint has written, with a link '{LATEST}' to the newest one"
         )
+    _require_unchanged(newest, group)
     saved = _for_this_rank(dcp.FileSystemReader(newest).read_metadata().state_dict_metadata, group)
     _require_this_model(engine, saved)
     return saved
@@ -128,10 +129,21 @@ def _for_this_rank(saved: dict[str, Any], group: dist.ProcessGroup) -> dict[str,
     return {key: what for key, what in saved.items() if not is_of_another(key)}
 
 
-def _digests(folder: Path, group: dist.ProcessGroup) -> dict[str, str]:
-    """Returns the digests of this rank's share of the files of tensors: every W-th one, whoever wrote it."""
-    names = sorted(path.name for path in folder.glob("*.distcp"))[group.rank() :: group.size()]
-    return {name: durable_files.sha256(folder / name) for name in names}
+def _write_digests(folder: Path, where: str, what: str, group: dist.ProcessGroup) -> None:
+    """Writes the digest of every file. Each rank reads its share: every W-th one, whoever wrote it."""
+    names: list[str] = []
+    by_first_rank(lambda: names.extend(sorted(path.name for path in folder.iterdir())), where, what, group)
+    box = [names]
+    dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
+    digests = on_all_ranks(lambda: _digests(folder, box[0], group), where, what, group)
+    of_all: list[dict[str, str]] = [{}] * group.size()
+    dist.all_gather_object(of_all, digests, group=group)
+    together = {name: digest for one in of_all for name, digest in one.items()}
+    by_first_rank(lambda: durable_files.write_json(folder / _DIGESTS, together), where, what, group)
+
+
+def _digests(folder: Path, names: Sequence[str], group: dist.ProcessGroup) -> dict[str, str]:
+    return {name: durable_files.sha256(folder / name) for name in names[group.rank() :: group.size()]}
 
 
 def _require_unchanged(newest: Path, group: dist.ProcessGroup) -> None:
@@ -140,8 +152,8 @@ def _require_unchanged(newest: Path, group: dist.ProcessGroup) -> None:
     if not (newest / _DIGESTS).is_file():
         return
     written = json.loads((newest / _DIGESTS).read_text())
-    for name, digest in _digests(newest, group).items():
-        if written.get(name) != digest:
+    for name, digest in _digests(newest, sorted(written), group).items():
+        if written[name] != digest:
             raise ValueError(
                 f"[zero.load_checkpoint] {newest / name} is damaged: its bytes are not those that were written; "
                 f"restore the file, or continue from another checkpoint"

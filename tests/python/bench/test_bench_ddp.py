@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from fork_server import run_code, run_ranks
 from needs_hosts import needs_hosts
+from patience import PATIENCE
 from train_runs import clean_environment, run_octavo
 from typer.testing import CliRunner
 
@@ -49,7 +50,7 @@ def test_a_bench_that_is_terminated_leaves_nothing_behind(tmp_path):
     try:
         wait_until(lambda: len(hosts_of(bench.pid)) == 3 and any(tmp_path.iterdir()))
         bench.terminate()
-        assert bench.wait(timeout=60) != 0
+        assert bench.wait(timeout=PATIENCE * 30) != 0
     finally:
         bench.kill()
     assert not hosts_of(bench.pid)
@@ -63,7 +64,7 @@ def hosts_of(pid: int) -> list[str]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE * 30
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -68,6 +68,26 @@ def test_the_frozen_denominator_has_a_floor():
     assert torch.allclose(1 / square[512:], torch.tensor(0.3 * mean))
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda: torch.rand(8, 4, 1, 1).to(memory_format=torch.channels_last),
+        lambda: torch.rand(64, 1).t(),
+        lambda: torch.rand(40, 30).t(),
+        lambda: torch.rand(0, 4),
+    ],
+    ids=["1x1 in channels_last", "a column", "transposed", "nothing"],
+)
+def test_a_variance_is_frozen_in_any_memory_order(view):
+    square = view()
+    expected = square.clone(memory_format=torch.contiguous_format).view(square.shape)
+    torch.ops.octavo.freeze_variance_(expected, 7, 0.999, 1e-8, 0.3)
+    strides = square.stride()
+    torch.ops.octavo.freeze_variance_(square, 7, 0.999, 1e-8, 0.3)
+    assert square.stride() == strides
+    assert torch.equal(square, expected)
+
+
 def test_the_frozen_variance_follows_the_size_of_the_gradients():
     steps = []
     for factor in (1.0, 100.0):

@@ -79,7 +79,7 @@ def test_the_operators_are_traceable_and_refuse_what_does_not_fit():
     ops = torch.ops.octavo
     torch.library.opcheck(ops.zero_one_local_.default, (*(lists(5, 0, 9) for _ in range(6)), 0.9, [0.1, 0.2, 0.3]))
     torch.library.opcheck(ops.zero_one_sync_.default, (*(lists(5, 9) for _ in range(4)), [1.0, 1.0], [0.1, 0.1]))
-    variance = ([1, 2], [1, 2], 0.1, 0.9, 0.99, 1e-8, 0.0, 0.3)
+    variance = ([1, 2], [1, 2], [0.1, 0.2], [0.0, 0.1], 0.9, 0.99, 1e-8, 0.3)
     positive = [[torch.rand(5), torch.rand(300)] for _ in range(5)]
     torch.library.opcheck(ops.zero_one_variance_.default, (*positive, *variance))
     parameters = lists(5, 9)
@@ -94,7 +94,7 @@ def test_the_operators_are_traceable_and_refuse_what_does_not_fit():
     for momentum, copy in zip(momenta, kept, strict=True):
         copy.copy_(momentum)
     with pytest.raises(ValueError, match=r"^\[optim\.zero_one_variance\] expected a finite lr, got inf"):
-        infinite = ([1, 2], [1, 2], math.inf, *variance[3:])
+        infinite = ([1, 2], [1, 2], [0.1, math.inf], *variance[3:])
         ops.zero_one_variance_(parameters, lists(5, 9), momenta, *(lists(5, 9) for _ in range(2)), *infinite)
     assert all(torch.equal(a, b) for a, b in zip(momenta, kept, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(parameters, before, strict=True))

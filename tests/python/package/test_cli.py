@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.timeout(90), pytest.mark.ranks]
 
 TRAIN_OPTIONS = {
     *(
+        "adamw_lr",
         "batch_size",
         "beta1",
         "beta2",

@@ -18,7 +18,12 @@ MIB = 1 << 20
 SIZES = (128 * 1024, 1024 * 1024)
 OPTIMIZERS = {
     "zero-one-adam": lambda p: ZeroOneAdam(
-        p, lr=1e-2, var_freeze_step=8, local_step_clipper=4, local_step_scaler=4, var_update_scaler=2
+        [dict(params=p[:1], weight_decay=0.0), dict(params=p[1:])],
+        lr=1e-2,
+        var_freeze_step=8,
+        local_step_clipper=4,
+        local_step_scaler=4,
+        var_update_scaler=2,
     ),
     "onebit-lamb": lambda p: OneBitLamb(p, lr=1e-2, warmup_steps=20),
     # what follows makes the step of one parameter after another
@@ -54,7 +59,7 @@ def train(
         for parameter in parameters:
             parameter.grad = torch.randn(parameter.shape).to(dtype).to("sycl")
         is_made = False
-        for spare in spare_mib if step else ():  # the first step makes the states
+        for spare in spare_mib:
             before = snapshot(parameters, optimizer)
             gc.collect()
             torch.sycl.synchronize()

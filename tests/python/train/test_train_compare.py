@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from killed_runs import Stop, stop_after_step
 from rich.console import Console
 from train_runs import nano_config, solo_world
@@ -19,6 +20,7 @@ from octavo.train.checkpoint import run_folder
 from octavo.train.compare import run_comparison
 from octavo.train.errors import JobError
 from octavo.train.job import run_job
+from octavo.train.launch.world import World
 from octavo.train.strategy import build
 from octavo.train.strategy.ddp import DdpStrategy
 
@@ -61,6 +63,12 @@ def test_a_comparison_that_makes_no_sense_is_refused_before_its_first_step(world
     with pytest.raises(JobError, match="the plan powersgd:4 makes a linear map"):
         run_comparison(config, world, None)
     assert {path.name for path in Path(config.out).rglob("*") if path.is_file()} <= {run_folder.LOCK}
+
+
+def test_a_fresh_comparison_goes_on_in_the_next_attempt(world, tmp_path):
+    attempt = World(0, 1, torch.distributed.HashStore())
+    run_comparison(nano_config(tmp_path, steps=2, compare=("dense", "int8"), fresh=True), attempt, None)
+    assert attempt.has_started_over()
 
 
 def test_a_fresh_comparison_that_is_broken_off_has_no_older_runs(world, tmp_path, monkeypatch):

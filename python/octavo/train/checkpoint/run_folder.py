@@ -124,8 +124,11 @@ def lock(out: Path) -> IO[str]:
 def remove_run(out: Path) -> None:
     """Removes what a run has written to `out`, and nothing else. Raises OSError where something cannot be removed: the
     next start would continue from it."""
-    if (out / CHECKPOINT).exists():
-        shutil.rmtree(out / CHECKPOINT)
+    checkpoint = out / CHECKPOINT
+    if checkpoint.exists():
+        shutil.rmtree(checkpoint.resolve())  # it may be a link to another disk
+    if checkpoint.is_symlink():
+        checkpoint.unlink()
     # The record is removed last: a run killed in between can still be recognised and removed.
     for name in (METRICS, SUMMARY, PLOT, RUN):
         (out / name).unlink(missing_ok=True)

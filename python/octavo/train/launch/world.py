@@ -35,8 +35,9 @@ class World:
     launch: dist.Store | None = None  # that of torchrun, which outlives this attempt; None under other launchers
 
     def has_started_over(self) -> bool:
-        """Whether an earlier attempt has removed the run that `--fresh` removes."""
-        return self.launch is not None and self.launch.check([_STARTED_OVER])
+        """Whether an earlier attempt has removed the run that `--fresh` removes. Where attempts cannot tell each other,
+        it is taken for granted: what an attempt has made must not be lost."""
+        return attempt() > 0 if self.launch is None else self.launch.check([_STARTED_OVER])
 
     def note_start_over(self) -> None:
         """Tells later attempts that the run was removed."""
