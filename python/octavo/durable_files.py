@@ -84,6 +84,8 @@ def point_link(link: Path, target: str) -> None:
         os.replace(aside, link)
     except BaseException:
         aside.unlink(missing_ok=True)
+        if copy.is_dir() and not link.exists():
+            os.replace(copy, link)
         raise
     sync_folder(link.parent)
     shutil.rmtree(copy, ignore_errors=True)

@@ -179,9 +179,9 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
                 self._learn_variance()
             elif self._made == _LOCAL:
                 self._move_locally()
-        if self._made == _SYNC:
+        made, self._made = self._made, None  # only now: a step that found no memory can be made again
+        if made == _SYNC:
             self._move_without_preconditioner()
-        self._made = None  # only now: a step that found no memory can be made again
         return loss
 
     @torch.no_grad()
@@ -394,9 +394,10 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
                 if not state:
                     state = self.state[parameter]
                     state.update(step=0, exp_avg=self._zeros_like(parameter), exp_avg_sq=self._zeros_like(parameter))
-                state["step"] += 1
                 moments, options = (state["exp_avg"], state["exp_avg_sq"]), (*group["betas"], group["eps"])
-                torch.ops.octavo.adamw_(parameter, parameter.grad, *moments, state["step"], lr, *options, weight_decay)
+                step = state["step"] + 1
+                torch.ops.octavo.adamw_(parameter, parameter.grad, *moments, step, lr, *options, weight_decay)
+                state["step"] = step
 
     def _first_state(self, parameter: Tensor) -> None:
         state = self.state[parameter]

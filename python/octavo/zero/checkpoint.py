@@ -56,18 +56,20 @@ def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     by_first_rank(lambda: _prepare(directory, aside), where, what, group)
     state = on_all_ranks(lambda: _state_of(engine, group.rank()), where, what, group)
     try:
-        dcp.save(state, checkpoint_id=aside, process_group=group)  # syncs its files
-    except dcp.CheckpointException as error:  # on all ranks: nobody still writes there
+        with _errors_of_all(where, what):
+            dcp.save(state, checkpoint_id=aside, process_group=group)  # syncs its files
+        _write_digests(aside, where, what, group)
+    except (OSError, RuntimeError):
         if group.rank() == 0:
             shutil.rmtree(aside, ignore_errors=True)
-        raise _as_error(error, where, what) from error
-    _write_digests(aside, where, what, group)
+        raise
     by_first_rank(lambda: _publish(directory, aside), where, f"give the checkpoint in {directory} its name", group)
 
 
 def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     newest = directory / LATEST
     where, what = "zero.load_checkpoint", f"read the checkpoint in {directory}"
+    on_all_ranks(lambda: _require_unchanged(newest, group), where, what, group)  # before anything is read of it
     saved = on_all_ranks(lambda: _saved_of_this_model(engine, newest, group), where, what, group)
     is_text = {key: isinstance(what, BytesStorageMetadata) for key, what in saved.items()}
     texts = {key: None for key in saved if is_text[key]}
@@ -96,11 +98,7 @@ def _errors_of_all(where: str, what: str) -> Iterator[None]:
     try:
         yield
     except dcp.CheckpointException as error:
-        raise _as_error(error, where, what) from error
-
-
-def _as_error(error: dcp.CheckpointException, where: str, what: str) -> OSError | RuntimeError:
-    return error_of({rank: described(one) for rank, (one, _) in error.failures.items()}, where, what)
+        raise error_of({rank: described(one) for rank, (one, _) in error.failures.items()}, where, what) from error
 
 
 def _saved_of_this_model(engine: ZeroEngine, newest: Path, group: dist.ProcessGroup) -> dict[str, Any]:
@@ -109,7 +107,6 @@ def _saved_of_this_model(engine: ZeroEngine, newest: Path, group: dist.ProcessGr
             f"[zero.load_checkpoint] there is no checkpoint in {newest.parent}: expected a folder to which "
             f"save_checkpoint has written, with a link '{LATEST}' to the newest one"
         )
-    _require_unchanged(newest, group)
     saved = _for_this_rank(dcp.FileSystemReader(newest).read_metadata().state_dict_metadata, group)
     _require_this_model(engine, saved)
     return saved

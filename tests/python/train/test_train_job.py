@@ -287,6 +287,18 @@ def test_an_earlier_run_that_cannot_be_removed_is_not_mixed_with_the_new_one(wor
     assert read_curve(Path(config.out)) == before
 
 
+def test_fresh_removes_nothing_of_others_through_a_link(world, tmp_path):
+    config, disk = nano_config(tmp_path, steps=2), tmp_path / "disk"
+    run_job(config, world, None)
+    (Path(config.out) / "checkpoint").rename(disk)
+    (Path(config.out) / "checkpoint").symlink_to(disk)
+    (disk / "of somebody else").mkdir()
+    run_job(dataclasses.replace(config, steps=1, fresh=True), world, None)
+    assert saved_steps(disk) == [1]
+    assert (disk / "of somebody else").is_dir()
+    assert (Path(config.out) / "checkpoint").is_symlink()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

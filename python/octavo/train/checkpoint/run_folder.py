@@ -125,10 +125,14 @@ def remove_run(out: Path) -> None:
     """Removes what a run has written to `out`, and nothing else. Raises OSError where something cannot be removed: the
     next start would continue from it."""
     checkpoint = out / CHECKPOINT
-    if checkpoint.exists():
-        shutil.rmtree(checkpoint.resolve())  # it may be a link to another disk
-    if checkpoint.is_symlink():
-        checkpoint.unlink()
+    if checkpoint.is_symlink():  # to another disk, whose other files are not ours
+        for path in checkpoint.iterdir():
+            if path.is_symlink():
+                path.unlink()
+            elif path.name.startswith(("step-", ".aside-")):
+                shutil.rmtree(path)
+    elif checkpoint.exists():
+        shutil.rmtree(checkpoint)
     # The record is removed last: a run killed in between can still be recognised and removed.
     for name in (METRICS, SUMMARY, PLOT, RUN):
         (out / name).unlink(missing_ok=True)
