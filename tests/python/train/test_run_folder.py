@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose `--out` is: runs that continue there, runs that are refused, and `--fresh`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+from train_runs import nano_config, read_curve, solo_world
+
+from octavo.train import job
+from octavo.train.checkpoint import run_folder
+from octavo.train.checkpoint.writer import saved_steps
+from octavo.train.config import TrainConfig
+from octavo.train.data.dataset import load_corpus
+from octavo.train.errors import JobError
+from octavo.train.job import run_job
+from octavo.train.launch.world import World
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def world():
+    with solo_world() as one:
+        yield one
+
+
+def test_fresh_starts_over_and_touches_nothing_of_others(world, tmp_path):
+    config = nano_config(tmp_path, steps=2)
+    run_job(config, world, None)
+    mine = Path(config.out) / "notes.txt"
+    mine.write_text("mine")
+    summary = run_job(dataclasses.replace(config, steps=4, fresh=True), world, None)
+    assert summary["steps"] == 4
+    assert len(read_curve(Path(config.out))) == 4
+    assert mine.read_text() == "mine"
+
+
+def raising(error: Exception) -> Callable[..., NoReturn]:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return fail
+
+
+def test_an_attempt_that_broke_off_before_it_removed_the_run_is_not_taken_for_one_that_did(world, tmp_path):
+    """torchrun starts a broken job again: `--fresh` still counts then, until an attempt has removed the earlier run."""
+    config, launch = nano_config(tmp_path, steps=2), torch.distributed.HashStore()
+    run_job(config, world, None)
+    attempt = World(0, 1, launch)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="broken off"):
+        patch.setattr(job, "build_strategy", raising(RuntimeError("[x] broken off")))
+        run_job(dataclasses.replace(config, fresh=True), attempt, None)
+    assert not attempt.has_started_over()
+    run_job(dataclasses.replace(config, fresh=True), attempt, None)
+    assert World(0, 1, launch).has_started_over()
+    assert not world.has_started_over()
+
+
+def test_an_earlier_run_that_cannot_be_removed_is_not_mixed_with_the_new_one(world, tmp_path, monkeypatch):
+    config = nano_config(tmp_path, steps=2)
+    run_job(config, world, None)
+    before = read_curve(Path(config.out))
+    monkeypatch.setattr(run_folder.shutil, "rmtree", raising(PermissionError(1, "Operation not permitted")))
+    with pytest.raises(JobError, match=r"\[train\.job\] .* cannot be written: Operation not permitted"):
+        run_job(dataclasses.replace(config, fresh=True), world, None)
+    assert read_curve(Path(config.out)) == before
+
+
+def test_fresh_removes_nothing_of_others_through_a_link(world, tmp_path):
+    config, disk = nano_config(tmp_path, steps=2), tmp_path / "disk"
+    run_job(config, world, None)
+    (Path(config.out) / "checkpoint").rename(disk)
+    (Path(config.out) / "checkpoint").symlink_to(disk)
+    (disk / "of somebody else").mkdir()
+    run_job(dataclasses.replace(config, steps=1, fresh=True), world, None)
+    assert saved_steps(disk) == [1]
+    assert (disk / "of somebody else").is_dir()
+    assert (Path(config.out) / "checkpoint").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(plan="powersgd:4"), r"the plan powersgd:4 makes a linear map"),
+        (dict(gather="int8+ef"), r"parameters are gathered by a codec alone"),
+    ],
+)
+def test_a_fresh_run_that_is_refused_leaves_the_earlier_one_alone(world, tmp_path, change, words):
+    config = nano_config(tmp_path, plan="int4+ef", zero=2)
+    run_job(config, world, None)
+    before = {path: path.read_bytes() for path in Path(config.out).rglob("*") if path.is_file()}
+    with pytest.raises(JobError, match=words):
+        run_job(dataclasses.replace(config, fresh=True, **change), world, None)
+    assert {path: path.read_bytes() for path in Path(config.out).rglob("*") if path.is_file()} == before
+
+
+def test_a_run_of_an_older_version_is_refused_but_for_fresh(world, tmp_path):
+    config = nano_config(tmp_path, steps=2)
+    run_job(config, world, None)
+    record = Path(config.out) / "run.json"
+    old = json.loads(record.read_text())
+    record.write_text(json.dumps({**old, "schema": 1, "identity": {**old["identity"], "ranks": 1}}))
+    with pytest.raises(JobError, match=r"is from another version of Octavo \(schema 1, .* or --fresh"):
+        run_job(config, world, None)
+    assert run_job(dataclasses.replace(config, fresh=True), world, None)["steps"] == 2
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_files_of_somebody_else_are_not_overwritten(world, tmp_path, fresh):
+    config = nano_config(tmp_path, fresh=fresh)
+    precious = Path(config.out) / "metrics.jsonl"
+    precious.parent.mkdir()
+    precious.write_text("years of work")
+    with pytest.raises(JobError, match=r"has a metrics\.jsonl but no run\.json"):
+        run_job(config, world, None)
+    assert precious.read_text() == "years of work"
+
+
+def test_out_must_be_a_directory(world, tmp_path):
+    config = nano_config(tmp_path)
+    Path(config.out).write_text("a file")
+    for out in (config.out, f"{config.out}/below"):
+        with pytest.raises(JobError, match=r"^\[train\.shared_disk\] --out .* is a file, or is below one: name a"):
+            run_job(dataclasses.replace(config, out=out), world, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"schema": 5, "identity": {}, "resolved": {}}', "is not the record of a run: restore it, or choose another"),
+        ("{half", "is not the record of a run: restore it, or choose another --out"),
+        (None, "cannot be read (Is a directory): make it readable, or choose another --out"),
+    ],
+)
+def test_a_damaged_record_of_a_run_is_named(world, tmp_path, text, words):
+    config = nano_config(tmp_path)
+    record = Path(config.out) / run_folder.RUN
+    record.parent.mkdir()
+    record.mkdir() if text is None else record.write_text(text)
+    with pytest.raises(JobError) as caught:
+        run_job(config, world, None)
+    assert str(caught.value).startswith(f"[train.run_folder] {record} {words}")
+
+
+def test_two_runs_at_once_on_one_out_are_refused(world, tmp_path):
+    config = nano_config(tmp_path)
+    with (
+        run_folder.lock(Path(config.out)),
+        pytest.raises(JobError, match="is locked by another running job"),
+    ):
+        run_job(config, world, None)
+    run_job(config, world, None)
+
+
+def test_the_rate_of_the_adamw_beside_muon_makes_a_run_another(tmp_path):
+    """Runs without one have the key of versions that did not know it."""
+    plain = TrainConfig(plan="dense", optimizer="muon")
+    own = dataclasses.replace(plain, adamw_lr=1e-3)
+    identities = [run_folder.identity_of(config, load_corpus(None, seed=0), {}) for config in (plain, own)]
+    assert "adamw_lr" not in identities[0]
+    assert run_folder.key_of(identities[0]) != run_folder.key_of(identities[1])
+    for there, here, words in ((0, 1, "that of lr there and 0.001 here"), (1, 0, "0.001 there and that of lr here")):
+        run_folder.write_record(tmp_path, identities[there], {})
+        run_folder.claim(tmp_path, identities[there], fresh=False)
+        with pytest.raises(ValueError, match=words):
+            run_folder.claim(tmp_path, identities[here], fresh=False)
