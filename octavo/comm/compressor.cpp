@@ -254,13 +254,13 @@ std::unique_ptr<Compressor::Job> Compressor::job_of(at::Tensor bucket, std::vect
   return job;
 }
 
-/// Throws where a bucket is not one of gradients, or a slot is not of a parameter within it.
 void Compressor::require_parameter(std::size_t parameter, const char* where) const {
   if (parameter < parameters_.size()) return;
   fail(ErrorCode::invalid_argument, where, "expected one of ", parameters_.size(), " parameters, got number ",
        parameter);
 }
 
+/// Throws where a bucket is not one of gradients, or a slot is not of a parameter within it.
 void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>& slots) const {
   if (!bucket.defined() || !(at::isFloatingType(bucket.scalar_type()) || bucket.is_complex())) {
     fail(ErrorCode::invalid_argument, kWhere, "expected a bucket of a floating or complex dtype, got ",

@@ -71,18 +71,17 @@ void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean,
   require_valid(options, kWhere);
   const at::Tensor order = order_of(parameter);
   Flat p(parameter, order), g(gradient, order), m(mean, order), v(square, order);
-  adamw_flat(parameter.device(), p, g, m, v, options, step, square_step);
+  adamw_flat(p, g, m, v, options, step, square_step);
   p.write_back();
   m.write_back();
   v.write_back();
 }
 
-void adamw_flat(c10::Device device, Flat& parameter, Flat& gradient, Flat& mean, Flat& square,
-                const AdamWOptions& options, std::int64_t step, std::int64_t square_step) {
+void adamw_flat(Flat& parameter, Flat& gradient, Flat& mean, Flat& square, const AdamWOptions& options,
+                std::int64_t step, std::int64_t square_step) {
   const rules::AdamWStep rule = rule_of(options, step, square_step);
   float *p = parameter.data(), *g = gradient.data(), *m = mean.data(), *v = square.data();
-  const auto count = static_cast<std::uint64_t>(parameter.values().numel());
-  for_elements(device, count, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+  for_elements(parameter.values(), [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
     const StepOperands operands = {
         .parameter = p + first, .gradient = g + first, .mean = {m + first}, .square = {v + first}};
     scope.kernels().adamw(scope.queue(), rule, size, operands);
@@ -103,7 +102,7 @@ void FreezeRoom::reserve(const at::Tensor& square) {
     if (!room.defined() || room.numel() < size) room = at::empty({size}, options);
   };
   const at::TensorOptions options = square.options();
-  const std::int64_t blocks = (square.numel() + kFloorBlock - 1) / kFloorBlock;
+  const std::int64_t blocks = divided_up(square.numel(), kFloorBlock);
   grow(rows_, square.is_contiguous() ? 0 : square.numel(), options);
   grow(last_, kFloorBlock, options);
   grow(means_, blocks, options);

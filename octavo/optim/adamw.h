@@ -38,9 +38,9 @@ OCTAVO_API void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Te
 /// Makes the same step where the square has made fewer steps than the mean: `square_step`, counted from 1.
 OCTAVO_API void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
                        const AdamWOptions& options, std::int64_t step, std::int64_t square_step);
-/// Makes the same step in memory that is flat already and in one order, on `device`. It allocates nothing.
-void adamw_flat(c10::Device device, Flat& parameter, Flat& gradient, Flat& mean, Flat& square,
-                const AdamWOptions& options, std::int64_t step, std::int64_t square_step);
+/// Makes the same step in memory that is flat already and in one order. It allocates nothing.
+void adamw_flat(Flat& parameter, Flat& gradient, Flat& mean, Flat& square, const AdamWOptions& options,
+                std::int64_t step, std::int64_t square_step);
 
 /// Freezes the variance of 1-bit Adam: turns `square` into the preconditioner of all later steps. That is the
 /// reciprocal of max(sqrt(square / (1 - beta2^step)), floor * its mean over each 256 elements) + eps. A block that

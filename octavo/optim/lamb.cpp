@@ -25,14 +25,8 @@ struct Lamb {
   at::Tensor order;
   Flat parameter, mean, square;
   rules::LambStep step;
-  c10::Device device;
   Lamb(const at::Tensor& p, const at::Tensor& m, const at::Tensor& v, const rules::LambStep& rule, CopyRoom& room)
-      : order(order_of(p)),
-        parameter(p, order, &room),
-        mean(m, order, &room),
-        square(v, order, &room),
-        step(rule),
-        device(p.device()) {}
+      : order(order_of(p)), parameter(p, order, &room), mean(m, order, &room), square(v, order, &room), step(rule) {}
   std::uint64_t count() const { return static_cast<std::uint64_t>(order.numel()); }
   std::uint64_t chunks() const { return chunks_of(count()); }
 };
@@ -61,7 +55,7 @@ void sum_squares(c10::Device device, std::uint64_t count, const float* values, f
 
 void find_direction(Lamb& lamb, float* direction) {
   float *pd = lamb.parameter.data(), *md = lamb.mean.data(), *vd = lamb.square.data();
-  for_elements(lamb.device, lamb.count(), [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+  for_elements(lamb.parameter.values(), [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
     scope.kernels().lamb_direction(scope.queue(), lamb.step, size, pd + first, md + first, vd + first,
                                    direction + first);
   });
@@ -70,14 +64,14 @@ void find_direction(Lamb& lamb, float* direction) {
 void update_moments(Lamb& lamb, const at::Tensor& gradient, CopyRoom& room) {
   Flat g(gradient, lamb.order, &room);
   float *gd = g.data(), *md = lamb.mean.data(), *vd = lamb.square.data();
-  for_elements(lamb.device, lamb.count(), [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+  for_elements(lamb.parameter.values(), [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
     scope.kernels().lamb_moments(scope.queue(), lamb.step, size, gd + first, md + first, vd + first);
   });
 }
 
 void apply(Lamb& lamb, const float* direction, double step_size) {
   float* pd = lamb.parameter.data();
-  for_elements(lamb.device, lamb.count(), [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+  for_elements(lamb.parameter.values(), [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
     scope.kernels().frozen_adamw(scope.queue(), 1.0F, static_cast<float>(step_size), size, direction + first,
                                  pd + first);
   });

@@ -103,7 +103,7 @@ void zero_one_variance_(at::TensorList parameters, at::TensorList gradients, at:
     } else {
       m.values().div_(flat_of(preconditioners).values());
     }
-    adamw_flat(parameters[i].device(), p, g, m, v, options_of(i), steps[i], updates[i]);
+    adamw_flat(p, g, m, v, options_of(i), steps[i], updates[i]);
     for (Flat* flat : {&p, &m, &v}) flat->write_back();
     preconditioners[i].copy_(squares[i]);
     freezing.at(parameters[i].device()).freeze(preconditioners[i], options.beta2, options.eps, floor, updates[i]);
