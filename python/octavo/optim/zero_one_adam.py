@@ -90,6 +90,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     _noted_step = 0  # the last step of the handle that the state has taken note of
     _kind = _VARIANCE  # the kind of the step under way
     _made: ZeroOneKind | None = None  # what step() is to make of the gradients
+    _is_averaged = False  # whether a handle's updates are the averages of a round that has not ended
     _rates: tuple[tuple[float, float], ...] = ()  # learning rate and weight decay of the step under way, by group
     _is_registered = False  # whether the handle keeps updates
     _beta = 0.0  # the first beta of the step under way
@@ -192,11 +193,10 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         self._note_last_step()
         if self._handle is None or not any(state.get("total") for state in self.state.values()):
             return
-        finite = self._handle.exchange_updates()
+        self._is_averaged = self._handle.exchange_updates()
         self._noted_step = self._handle.step
-        if finite:
-            self._end_round()
-        self._set_position(overdue=not finite)
+        self._set_position(overdue=not self._is_averaged)
+        self._end_averaged_round()
         self._begin_step()
 
     # ---- the schedule, which follows the steps of the handle, because a scaler may leave out step() on one rank
@@ -232,12 +232,16 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             self._register()
 
     def _note_last_step(self) -> None:
-        """Takes note of the handle's last step, if it has made one."""
-        if self._handle is None or self._handle.step == self._noted_step:
+        """Takes note of the handle's last step, if it has made one. Where that finds no memory, the next call does
+        what is left of it."""
+        if self._handle is None:
             return
-        finite = self._handle.end_step()
-        self._noted_step = self._handle.step
-        self._take_note(finite)
+        if self._handle.step != self._noted_step:
+            finite = self._handle.end_step()
+            with self._counted_once():
+                self._take_note(finite)
+            self._noted_step = self._handle.step
+        self._end_averaged_round()
 
     @torch.no_grad()
     def _take_note(self, finite: bool) -> None:
@@ -255,8 +259,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             state["total"] += self._step_size(state, lr)
             state["decay"] *= 1 - lr * weight_decay
             state["step"] += 1
-        if kind == _SYNC and self._handle is not None:
-            self._end_round()
+        self._is_averaged = kind == _SYNC and self._handle is not None
 
     def _known(self) -> Iterable[tuple[Tensor, dict[str, Any], float, float]]:
         """Yields the parameters that have a preconditioner, with their states, learning rates and weight decays."""
@@ -310,10 +313,12 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             [p for p in of_group if "preconditioner" in self.state.get(p, {}) or p.grad.any()]
             for of_group in with_gradients
         ]
-        new = [p for of_group in moved for p in of_group if "preconditioner" not in self.state[p]]
-        for parameter in new:
-            self._first_state(parameter)
-        if new:
+        all_moved = [parameter for of_group in moved for parameter in of_group]
+        for parameter in all_moved:
+            if "preconditioner" not in self.state[parameter]:
+                self._first_state(parameter)
+        own = self._own()
+        if any(parameter not in own for parameter in all_moved):
             self._register()
         alike: dict[tuple[Any, ...], list[tuple[Tensor, float, float]]] = {}  # by what may differ from group to group
         for of_group, group, rates in zip(moved, self.param_groups, self._rates, strict=True):
@@ -362,20 +367,24 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             [lr / (1 - beta ** state["step"]) for _, state, lr in moved],  # this step has been counted
         )
 
+    @torch.no_grad()
+    def _end_averaged_round(self) -> None:
+        if self._is_averaged:
+            self._end_round()
+            self._is_averaged = False
+
     def _end_round(self) -> None:
         """Ends a round after updates were averaged: makes the parameters that all ranks have from now on, and begins
-        the next round."""
+        the next round. Where it finds no memory, nothing has changed."""
         own, ending = self._own(), [(parameter, state) for parameter, state, *_ in self._known()]
-        for with_anchor in (True, False):
-            part = [(parameter, state) for parameter, state in ending if ("anchor" in state) == with_anchor]
-            torch.ops.octavo.zero_one_sync_(
-                [parameter for parameter, _ in part],
-                [state["anchor"] for _, state in part] if with_anchor else [],
-                [own[parameter][0] for parameter, _ in part],
-                [own[parameter][1] for parameter, _ in part],
-                [state["decay"] for _, state in part],
-                [state["total"] for _, state in part],
-            )
+        torch.ops.octavo.zero_one_sync_(
+            [parameter for parameter, _ in ending],
+            [state.get("anchor", parameter) for parameter, state in ending],  # no local step: it is its own anchor
+            [own[parameter][0] for parameter, _ in ending],
+            [own[parameter][1] for parameter, _ in ending],
+            [state["decay"] for _, state in ending],
+            [state["total"] for _, state in ending],
+        )
         for _, state in ending:
             state.update(total=0.0, decay=1.0)
             if self.frozen:
@@ -434,7 +443,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     def _enter_phase(self) -> None:
         if self._handle is None:
             return
-        self._noted_step, self._made = self._handle.step, None
+        self._noted_step, self._made, self._is_averaged = self._handle.step, None, False
         self._take_rates()
         self._register()
         self._must_restore = True  # once model, optimizer and handle are loaded, in any order

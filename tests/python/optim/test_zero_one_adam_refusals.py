@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -107,6 +108,45 @@ def test_a_scaler_may_skip_a_step_on_one_rank_alone(two_ranks, at):
     assert first == second
     assert second_scale == 512
     assert first_scale == (1024 if KINDS[at] == "l" else 512)
+
+
+def run_short_of_memory(rank: int, without: str) -> list[str]:
+    """Refuses rank 1 memory once in each step and each synchronize(), at the method `without`, and calls again."""
+    model, handle, optimizer = wrap("sign+ef")
+    refused = 0
+
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError("none")
+
+    def call(what: Callable[[], object]) -> None:
+        nonlocal refused
+        if rank == 1 and without:
+            setattr(optimizer, without, refuse)
+            try:
+                return what()
+            except torch.OutOfMemoryError:
+                refused += 1
+            finally:
+                delattr(optimizer, without)
+        what()
+
+    digests = []
+    for step, kind in enumerate(KINDS):
+        optimizer.zero_grad()
+        model(*gradients_of(rank, step)).backward()
+        call(optimizer.step)
+        if step in (17, 21):  # within a round
+            call(optimizer.synchronize)
+        digests.append(digest(model) if rank == 0 or kind != "l" else "")
+    assert (refused > 0) == (rank == 1 and bool(without))
+    assert optimizer.param_groups[0]["steps"] == len(KINDS)
+    digests.append(str(handle.stats()["wire_bytes"]))
+    return digests
+
+
+@pytest.mark.parametrize("without", ["_end_round", "_zeros_like", "_register"])
+def test_a_rank_that_found_no_memory_makes_the_step_again(two_ranks, without):
+    assert two_ranks.run(run_short_of_memory, without) == two_ranks.run(run_short_of_memory, "")
 
 
 def disagree(rank: int) -> str:
