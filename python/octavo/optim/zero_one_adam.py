@@ -173,16 +173,19 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             if parameter.grad is not None:
                 require_dense(self, parameter.grad)
         if self._handle is None:
-            self._step_alone()
+            if self._made is None:  # otherwise this call does what is left of a step that found no memory
+                self._step_alone()
         else:
             self._note_last_step()
             if self._made == _VARIANCE:
                 self._learn_variance()
             elif self._made == _LOCAL:
                 self._move_locally()
-        made, self._made = self._made, None  # only now: a step that found no memory can be made again
-        if made == _SYNC:
+        if self._made == _SYNC:
+            if self._handle is None:
+                self._end_round()
             self._move_without_preconditioner()
+        self._made = None  # only now: a step that found no memory can be made again
         return loss
 
     @torch.no_grad()
@@ -276,7 +279,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     # ---- the steps
 
     def _step_alone(self) -> None:
-        """Makes a step of the single rank. Its syncs are local steps after which a round ends."""
+        """Makes a step of the single rank. Its syncs are local steps, after which step() ends the round."""
         self._begin_step()
         for parameter, *_ in list(self._known()):
             self._begin_round_alone(parameter)
@@ -288,8 +291,6 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
                 self._learn_variance()
             elif self._made is not None:
                 self._move_locally()
-        if self._made == _SYNC:
-            self._end_round()
 
     @contextmanager
     def _counted_once(self) -> Iterator[None]:
@@ -305,6 +306,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             for state, of_one in zip(states, before, strict=True):
                 state.update(of_one)
             self._set_position(**position)
+            self._made = None
             raise
 
     def _learn_variance(self) -> None:
@@ -395,18 +397,21 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         variance was frozen before it had learnt from any of them."""
         if not self.frozen:
             return
-        for group, (lr, weight_decay) in zip(self.param_groups, self._rates, strict=True):
-            for parameter in group["params"]:
-                state = self.state.get(parameter, {})
-                if parameter.grad is None or "preconditioner" in state:
-                    continue
-                if not state:
-                    state = self.state[parameter]
-                    state.update(step=0, exp_avg=self._zeros_like(parameter), exp_avg_sq=self._zeros_like(parameter))
-                moments, options = (state["exp_avg"], state["exp_avg_sq"]), (*group["betas"], group["eps"])
-                step = state["step"] + 1
-                torch.ops.octavo.adamw_(parameter, parameter.grad, *moments, step, lr, *options, weight_decay)
-                state["step"] = step
+        moved = [
+            (parameter, group, *rates)
+            for group, rates in zip(self.param_groups, self._rates, strict=True)
+            for parameter in group["params"]
+            if parameter.grad is not None and "preconditioner" not in self.state.get(parameter, {})
+        ]
+        for parameter, *_ in moved:  # before any has moved, because there may be no memory
+            if not self.state[parameter]:
+                tensors = {name: self._zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self.state[parameter].update(step=0, **tensors)
+        for parameter, group, lr, weight_decay in moved:
+            state, options = self.state[parameter], (*group["betas"], group["eps"])
+            moments, step = (state["exp_avg"], state["exp_avg_sq"]), state["step"] + 1
+            torch.ops.octavo.adamw_(parameter, parameter.grad, *moments, step, lr, *options, weight_decay)
+            state["step"] = step
 
     def _first_state(self, parameter: Tensor) -> None:
         state = self.state[parameter]

@@ -63,6 +63,12 @@ def test_an_attempt_that_broke_off_before_it_removed_the_run_is_not_taken_for_on
     assert not world.has_started_over()
 
 
+def test_where_attempts_cannot_tell_each_other_only_the_first_starts_over(world, monkeypatch):
+    assert not world.has_started_over()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert world.has_started_over()
+
+
 def test_an_earlier_run_that_cannot_be_removed_is_not_mixed_with_the_new_one(world, tmp_path, monkeypatch):
     config = nano_config(tmp_path, steps=2)
     run_job(config, world, None)
