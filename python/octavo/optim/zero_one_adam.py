@@ -446,9 +446,10 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         self._require_magnitudes(plan)
 
     def _enter_phase(self) -> None:
+        self._made, self._is_averaged = None, False
         if self._handle is None:
             return
-        self._noted_step, self._made, self._is_averaged = self._handle.step, None, False
+        self._noted_step = self._handle.step
         self._take_rates()
         self._register()
         self._must_restore = True  # once model, optimizer and handle are loaded, in any order

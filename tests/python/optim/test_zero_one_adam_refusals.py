@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -163,6 +164,27 @@ def test_a_single_process_that_found_no_memory_makes_the_step_again(without):
         torch.manual_seed(0)
         model = Switch()
         digests.append(train_short_of_memory(model, build(model.parameters()), 0, refused))
+    assert digests[0] == digests[1]
+
+
+def test_a_state_that_is_loaded_after_a_step_without_memory_has_nothing_left_of_it(monkeypatch):
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError("none")
+
+    digests = []
+    for is_short in (True, False):
+        module = Given()
+        optimizer = build(module.parameters())
+        for step, kind in enumerate(KINDS):
+            if is_short and kind == "s":
+                saved = copy.deepcopy((module.state_dict(), optimizer.state_dict()))
+                with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+                    patch.setattr(optimizer, "_end_round", refuse)
+                    run_step(module, optimizer, gradients_of(0, step))
+                module.load_state_dict(saved[0])
+                optimizer.load_state_dict(saved[1])
+            run_step(module, optimizer, gradients_of(0, step))
+        digests.append(digest(module))
     assert digests[0] == digests[1]
 
 
