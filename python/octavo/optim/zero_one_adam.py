@@ -322,21 +322,27 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         own = self._own()
         if any(parameter not in own for parameter in all_moved):
             self._register()
+            own = self._own()
         alike: dict[tuple[Any, ...], list[tuple[Tensor, float, float]]] = {}  # by what may differ from group to group
         for of_group, group, rates in zip(moved, self.param_groups, self._rates, strict=True):
             options = (*group["betas"], group["eps"], group["variance_floor"])
             alike.setdefault(options, []).extend((parameter, *rates) for parameter in of_group)
         for options, with_rates in alike.items():
-            self._learn_variance_of(with_rates, options)
+            self._learn_variance_of(with_rates, options, own)
         for of_group, (lr, weight_decay) in zip(with_gradients, self._rates, strict=True):
             for parameter in of_group:
                 if "preconditioner" not in self.state.get(parameter, {}):
                     parameter.mul_(1 - lr * weight_decay)  # AdamW's step with a gradient of zeros
 
-    def _learn_variance_of(self, with_rates: list[tuple[Tensor, float, float]], options: tuple[float, ...]) -> None:
+    def _learn_variance_of(
+        self,
+        with_rates: list[tuple[Tensor, float, float]],
+        options: tuple[float, ...],
+        own: dict[Tensor, tuple[Tensor, Tensor]],
+    ) -> None:
         """Makes the step of these parameters, each with its learning rate and weight decay, in one call: where it finds
         no memory, nothing has changed."""
-        own, states = self._own(), [self.state[parameter] for parameter, *_ in with_rates]
+        states = [self.state[parameter] for parameter, *_ in with_rates]
         torch.ops.octavo.zero_one_variance_(
             [parameter for parameter, *_ in with_rates],
             [parameter.grad for parameter, *_ in with_rates],

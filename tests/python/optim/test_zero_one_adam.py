@@ -100,6 +100,21 @@ def test_the_operators_are_traceable_and_refuse_what_does_not_fit():
     assert all(torch.equal(a, b) for a, b in zip(parameters, before, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_parameter_may_be_its_own_anchor(dtype):
+    def sync(is_named: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        parameters = [torch.randn(5, 7).to(dtype).t(), torch.randn(300).to(dtype)]
+        momenta, updates = ([torch.randn(p.shape) for p in parameters] for _ in range(2))
+        torch.ops.octavo.zero_one_sync_(
+            parameters, parameters if is_named else [], momenta, updates, [0.9, 0.8], [0.1, 0.0]
+        )
+        return [*parameters, *momenta, *updates]
+
+    for named, unnamed in zip(sync(True), sync(False), strict=True):
+        assert torch.equal(named, unnamed)
+
+
 # ---- several ranks against the published rule
 
 

@@ -111,18 +111,19 @@ def test_a_scaler_may_skip_a_step_on_one_rank_alone(two_ranks, at):
     assert first_scale == (1024 if KINDS[at] == "l" else 512)
 
 
+def find_no_memory(*_: object) -> None:
+    raise torch.OutOfMemoryError("none")
+
+
 def train_short_of_memory(model: nn.Module, optimizer: ZeroOneAdam, rank: int, without: str) -> list[str]:
     """Trains with a layer that has no gradient until the variance is frozen. Refuses memory once in each step and each
     synchronize(), in the method `without`, and calls again."""
     refused, digests = 0, []
 
-    def refuse(*_: object) -> None:
-        raise torch.OutOfMemoryError("none")
-
     def call(what: Callable[[], object]) -> None:
         nonlocal refused
         if without:
-            setattr(optimizer, without, refuse)
+            setattr(optimizer, without, find_no_memory)
             try:
                 what()
                 return
@@ -168,9 +169,6 @@ def test_a_single_process_that_found_no_memory_makes_the_step_again(without):
 
 
 def test_a_state_that_is_loaded_after_a_step_without_memory_has_nothing_left_of_it(monkeypatch):
-    def refuse(*_: object) -> None:
-        raise torch.OutOfMemoryError("none")
-
     digests = []
     for is_short in (True, False):
         module = Given()
@@ -179,7 +177,7 @@ def test_a_state_that_is_loaded_after_a_step_without_memory_has_nothing_left_of_
             if is_short and kind == "s":
                 saved = copy.deepcopy((module.state_dict(), optimizer.state_dict()))
                 with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
-                    patch.setattr(optimizer, "_end_round", refuse)
+                    patch.setattr(optimizer, "_end_round", find_no_memory)
                     run_step(module, optimizer, gradients_of(0, step))
                 module.load_state_dict(saved[0])
                 optimizer.load_state_dict(saved[1])
