@@ -142,7 +142,7 @@ void zero_one_local_(at::TensorList parameters, at::TensorList gradients, at::Te
 void zero_one_sync_(at::TensorList parameters, at::TensorList anchors, at::TensorList momenta, at::TensorList updates,
                     const std::vector<double>& decays, const std::vector<double>& totals) {
   constexpr const char* kWhere = "optim.zero_one_sync";
-  if (!anchors.empty()) require_all_like(anchors, parameters, kWhere, "an anchor", "anchors");
+  require_all_like(anchors, parameters, kWhere, "an anchor", "anchors");
   require_states(momenta, parameters, kWhere, "a momentum", "momenta");
   require_states(updates, parameters, kWhere, "an update", "updates");
   require_length(decays.size(), parameters.size(), kWhere, "decays");
@@ -160,7 +160,7 @@ void zero_one_sync_(at::TensorList parameters, at::TensorList anchors, at::Tenso
     const at::Tensor order = order_of(parameters[i]);
     Flat p(parameters[i], order, &room), m(momenta[i], order, &room), u(updates[i], order, &room);
     std::optional<Flat> a;
-    if (!anchors.empty()) a.emplace(anchors[i], order, &room);
+    if (!anchors[i].is_same(parameters[i])) a.emplace(anchors[i], order, &room);
     float *pd = p.data(), *md = m.data(), *ud = u.data(), *ad = a ? a->data() : pd;
     for_elements(parameters[i], [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
       scope.kernels().zero_one_sync(scope.queue(), decay, share, size, ad + first, pd + first, md + first, ud + first);

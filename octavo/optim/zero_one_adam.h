@@ -55,9 +55,8 @@ OCTAVO_API void zero_one_local_(at::TensorList parameters, at::TensorList gradie
                                 const std::vector<double>& step_sizes);
 
 /// Makes the step of all parameters that follows an exchange (rules::zero_one_sync). `updates` are the averages, and
-/// become zeros. `anchors` are as above. A parameter without a local step since the last sync is its own anchor; an
-/// empty list says so of all. For each parameter `decays` has what weight decay leaves, and `totals` the sum of step
-/// sizes. Throws as above.
+/// become zeros. `anchors` are as above; a parameter without a local step since the last sync is its own anchor. For
+/// each parameter `decays` has what weight decay leaves, and `totals` the sum of step sizes. Throws as above.
 OCTAVO_API void zero_one_sync_(at::TensorList parameters, at::TensorList anchors, at::TensorList momenta,
                                at::TensorList updates, const std::vector<double>& decays,
                                const std::vector<double>& totals);

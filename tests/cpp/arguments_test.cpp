@@ -67,7 +67,7 @@ TEST(StepArguments, AreCheckedBeforeAnyParameterChanges) {
   };
   const auto signs = [](const Tensors& p, const Tensors&, const Tensors& bad) { sign_step_(bad, p, 0.1, 0); };
   const auto sync = [](const Tensors& p, const Tensors& m, const Tensors& bad) {
-    zero_one_sync_(p, {}, m, bad, {1, 1}, {1, 1});
+    zero_one_sync_(p, p, m, bad, {1, 1}, {1, 1});
   };
   const auto adam = [&](const Tensors& p, const Tensors& m, const Tensors& bad) {
     adam_({.parameters = p, .gradients = p, .means = m, .squares = bad}, steps, kAdamW, true);

@@ -87,7 +87,9 @@ def test_the_operators_are_traceable_and_refuse_what_does_not_fit():
     with pytest.raises(ValueError, match=r"^\[optim\.zero_one_local\] expected as many step sizes as parameters, 2"):
         ops.zero_one_local_(parameters, *(lists(5, 9) for _ in range(5)), 0.9, [0.1])
     with pytest.raises(ValueError, match=r"^\[optim\.zero_one_sync\] expected an update as float32"):
-        ops.zero_one_sync_(parameters, [], lists(5, 9), lists(5, 8), [1.0, 1.0], [0.1, 0.1])
+        ops.zero_one_sync_(parameters, lists(5, 9), lists(5, 9), lists(5, 8), [1.0, 1.0], [0.1, 0.1])
+    with pytest.raises(ValueError, match=r"^\[optim\.zero_one_sync\] expected as many anchors as parameters, 2"):
+        ops.zero_one_sync_(parameters, [], lists(5, 9), lists(5, 9), [1.0, 1.0], [0.1, 0.1])
     with pytest.raises(ValueError, match=r"^\[optim\.zero_one_variance\] expected a gradient"):
         ops.zero_one_variance_(parameters, lists(5, 8), *(lists(5, 9) for _ in range(3)), *variance)
     momenta, kept = lists(5, 9), lists(5, 9)
@@ -102,17 +104,16 @@ def test_the_operators_are_traceable_and_refuse_what_does_not_fit():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_parameter_may_be_its_own_anchor(dtype):
-    def sync(is_named: bool) -> list[torch.Tensor]:
+    def sync(is_its_own: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
         parameters = [torch.randn(5, 7).to(dtype).t(), torch.randn(300).to(dtype)]
         momenta, updates = ([torch.randn(p.shape) for p in parameters] for _ in range(2))
-        torch.ops.octavo.zero_one_sync_(
-            parameters, parameters if is_named else [], momenta, updates, [0.9, 0.8], [0.1, 0.0]
-        )
-        return [*parameters, *momenta, *updates]
+        anchors = parameters if is_its_own else [p.clone() for p in parameters]
+        torch.ops.octavo.zero_one_sync_(parameters, anchors, momenta, updates, [0.9, 0.8], [0.1, 0.0])
+        return [*parameters, *anchors, *momenta, *updates]
 
-    for named, unnamed in zip(sync(True), sync(False), strict=True):
-        assert torch.equal(named, unnamed)
+    for own, other in zip(sync(True), sync(False), strict=True):
+        assert torch.equal(own, other)
 
 
 # ---- several ranks against the published rule
