@@ -179,7 +179,7 @@ std::vector<Outer::Skipped> Outer::synchronize() {
 
 void Outer::send(Round& round) {
   Fragment& fragment = *round.fragment;
-  fragment.begin_round();
+  or_fail_for_good([&] { fragment.begin_round(); });
   const auto promise = std::make_shared<std::promise<Arrival>>();
   round.in_exchange = promise->get_future();
   queue_.push([this, promise, &fragment, ready = streams_.hand_over(parameters_[0].tensor.device())] {
@@ -223,6 +223,18 @@ void Outer::throw_if_failed() {
   if (failure_) std::rethrow_exception(failure_);
 }
 
+/// Calls `body`. Where it throws, every later call does: the other ranks make this round, and this rank has not made it.
+template <class Body>
+void Outer::or_fail_for_good(const Body& body) {
+  try {
+    body();
+  } catch (...) {
+    const std::lock_guard lock(failure_mutex_);
+    failure_ = std::current_exception();
+    throw;
+  }
+}
+
 void Outer::wait_for(Round& round) {
   if (!round.in_exchange) return;
   Stopwatch watch;
@@ -241,8 +253,10 @@ void Outer::arrive(std::size_t index, double own_share, std::vector<Skipped>& sk
   seconds_ = seconds_ + arrival.seconds;
   if (arrival.finite) {
     round.is_at_start = own_share == 0;
-    return round.fragment->end_round(
-        {static_cast<float>(-options_.lr), static_cast<float>(options_.momentum), static_cast<float>(own_share)});
+    return or_fail_for_good([&] {
+      round.fragment->end_round(
+          {static_cast<float>(-options_.lr), static_cast<float>(options_.momentum), static_cast<float>(own_share)});
+    });
   }
   ++skipped_;
   skipped.push_back({index, round.fragment->compressor().step(), arrival.culprits, return_to_start()});

@@ -136,6 +136,8 @@ class OCTAVO_API Outer {
   void arrive(std::size_t index, double own_share, std::vector<Skipped>& skipped);
   bool return_to_start();
   void throw_if_failed();
+  template <class Body>
+  void or_fail_for_good(const Body& body);
   void gather(Tensors& into, const std::string& role, const Fragment::Views& views) const;
   void require_fits(const Tensors& own, const std::vector<Position>& positions) const;
   void load_with(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps,

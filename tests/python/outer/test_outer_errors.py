@@ -7,6 +7,7 @@ import copy
 import math
 import time
 import warnings
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy
@@ -525,3 +526,29 @@ def test_a_model_without_elements_is_refused():
         pytest.raises(ValueError, match=r"^\[outer\.cut_into_fragments\] no parameter that is trained has an element"),
     ):
         octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), "int4+ef")
+
+
+def refuse_one_round(rank: int) -> list[str]:
+    """Rank 0 cannot end the first round, which the others have ended."""
+    model = nn.Linear(8, 8, bias=False)
+    outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="dense", every=4, delay=1)
+    said = []
+    for step in range(5):
+        model.weight.grad = torch.full_like(model.weight, rank + 1.0)
+        if rank == 0 and step == 3:
+            kept = model.weight.data
+            model.weight.data = kept.t().contiguous().t()
+        try:
+            outer.step()
+        except ValueError as error:
+            said.append(str(error))
+            model.weight.data = kept
+    with pytest.raises(ValueError) if rank == 0 else nullcontext():
+        outer.state_dict()
+    return said
+
+
+def test_a_rank_that_could_not_end_a_round_does_not_go_on_from_another_anchor(two_ranks):
+    said, others = two_ranks.run(refuse_one_round)
+    assert len(said) == 2 and all("weight now has the sizes" in text for text in said)
+    assert others == []
