@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <mutex>
 #include <numeric>
 #include <utility>
 
@@ -21,8 +22,9 @@ using std::chrono::milliseconds;
 namespace {
 
 constexpr const char* kOfSharedBackend = "comm.shared_backend";
+constexpr std::uint64_t kMostBehind = HostRanks::kSlots / 2;  // how many postings later a work is completed
 
-/// Work that is done by the caller that waits for it.
+/// Work that is done by the caller that waits for it. Thread-safe.
 class SharedWork final : public c10d::Work {
  public:
   using Finish = std::function<void(const Posting&)>;
@@ -30,8 +32,12 @@ class SharedWork final : public c10d::Work {
   SharedWork(std::unique_ptr<Posting> posting, milliseconds deadline, Finish finish)
       : posting_(std::move(posting)), deadline_(deadline), finish_(std::move(finish)) {}
 
-  bool isCompleted() override { return !posting_; }
+  bool isCompleted() override {
+    const std::lock_guard lock(mutex_);
+    return !posting_;
+  }
   bool wait(milliseconds timeout) override {
+    const std::lock_guard lock(mutex_);
     if (!posting_) return true;
     posting_->await(timeout == kNoTimeout ? deadline_ : timeout);
     finish_(*posting_);
@@ -41,6 +47,7 @@ class SharedWork final : public c10d::Work {
   }
 
  private:
+  std::mutex mutex_;
   std::unique_ptr<Posting> posting_;
   milliseconds deadline_;
   Finish finish_;
@@ -127,7 +134,7 @@ milliseconds SharedBackend::deadline_or_default(milliseconds timeout) const {
 /// Lays out what the other ranks get; what this rank has for itself is not laid out.
 std::unique_ptr<Posting> SharedBackend::post(const at::Tensor& sent, std::span<const Parcel> parcels,
                                              std::vector<std::uint64_t> expected) {
-  if (ranks_->contains(sent)) return ranks_->post(sent, parcels, std::move(expected));
+  if (ranks_->contains(sent)) return post_room(sent, parcels, std::move(expected));
   std::vector<Parcel> copied(parcels.begin(), parcels.end());
   std::uint64_t bytes = 0;
   for (std::size_t peer = 0; peer < copied.size(); ++peer) {
@@ -138,7 +145,31 @@ std::unique_ptr<Posting> SharedBackend::post(const at::Tensor& sent, std::span<c
     if (static_cast<int>(peer) == getRank()) continue;
     copy_in(bytes_of(room) + copied[peer].offset, bytes_of(sent) + parcels[peer].offset, copied[peer].bytes);
   }
-  return ranks_->post(room, copied, std::move(expected));
+  return post_room(room, copied, std::move(expected));
+}
+
+std::unique_ptr<Posting> SharedBackend::post_room(const at::Tensor& room, std::span<const Parcel> parcels,
+                                                  std::vector<std::uint64_t> expected) {
+  complete_old_works();
+  auto posting = ranks_->post(room, parcels, std::move(expected));
+  ++posted_;
+  return posting;
+}
+
+void SharedBackend::complete_old_works() {
+  while (!begun_.empty() && posted_ - begun_.front().number >= kMostBehind) {
+    const WorkPtr work = begun_.front().work.lock();
+    begun_.pop_front();
+    if (work) work->wait(kNoTimeout);
+  }
+}
+
+SharedBackend::WorkPtr SharedBackend::begun(std::unique_ptr<Posting> posting, milliseconds timeout,
+                                            std::function<void(const Posting&)> finish) {
+  WorkPtr work =
+      c10::make_intrusive<SharedWork>(std::move(posting), deadline_or_default(timeout), std::move(finish));
+  begun_.push_back({posted_, c10::weak_intrusive_ptr<c10d::Work>(work)});
+  return work;
 }
 
 at::Tensor SharedBackend::copy_of(const at::Tensor& sent) {
@@ -151,8 +182,8 @@ at::Tensor SharedBackend::copy_of(const at::Tensor& sent) {
 std::unique_ptr<Posting> SharedBackend::post_to_all(const at::Tensor& sent) {
   const at::Tensor room = ranks_->contains(sent) ? sent : copy_of(sent);
   const auto world = static_cast<std::size_t>(getSize());
-  return ranks_->post(room, std::vector<Parcel>(world, {0, sent.nbytes()}),
-                      std::vector<std::uint64_t>(world, sent.nbytes()));
+  return post_room(room, std::vector<Parcel>(world, {0, sent.nbytes()}),
+                   std::vector<std::uint64_t>(world, sent.nbytes()));
 }
 
 SharedBackend::WorkPtr SharedBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -181,7 +212,7 @@ SharedBackend::WorkPtr SharedBackend::alltoall_base(at::Tensor& output, at::Tens
       to += expected[index];
     }
   };
-  return c10::make_intrusive<SharedWork>(post(input, parcels, expected), deadline_or_default(options.timeout), finish);
+  return begun(post(input, parcels, expected), options.timeout, finish);
 }
 
 SharedBackend::WorkPtr SharedBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -198,7 +229,7 @@ SharedBackend::WorkPtr SharedBackend::_allgather_base(at::Tensor& output, at::Te
       }
     }
   };
-  return c10::make_intrusive<SharedWork>(post_to_all(input), deadline_or_default(options.timeout), finish);
+  return begun(post_to_all(input), options.timeout, finish);
 }
 
 SharedBackend::WorkPtr SharedBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -219,7 +250,7 @@ SharedBackend::WorkPtr SharedBackend::_reduce_scatter_base(at::Tensor& output, a
     }
     add_in_rank_order(output, summands);
   };
-  return c10::make_intrusive<SharedWork>(post(input, parcels, bytes), deadline_or_default(options.timeout), finish);
+  return begun(post(input, parcels, bytes), options.timeout, finish);
 }
 
 SharedBackend::WorkPtr SharedBackend::allreduce(std::vector<at::Tensor>& tensors,
@@ -234,13 +265,12 @@ SharedBackend::WorkPtr SharedBackend::allreduce(std::vector<at::Tensor>& tensors
     add_in_rank_order(own, summands);
   };
   const at::Tensor room = copy_of(own);  // a copy, because the sum is written to `own` while others still read
-  return c10::make_intrusive<SharedWork>(post_to_all(room), deadline_or_default(options.timeout), finish);
+  return begun(post_to_all(room), options.timeout, finish);
 }
 
 SharedBackend::WorkPtr SharedBackend::barrier(const c10d::BarrierOptions& options) {
   const at::Tensor nothing = at::empty({0}, at::kByte);
-  return c10::make_intrusive<SharedWork>(post_to_all(nothing), deadline_or_default(options.timeout),
-                                         [](const Posting&) {});
+  return begun(post_to_all(nothing), options.timeout, [](const Posting&) {});
 }
 
 Reached reach_by_shared_memory(c10::intrusive_ptr<c10d::Backend> backend, std::optional<bool> wanted,

@@ -5,6 +5,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,8 +20,10 @@ namespace octavo {
 
 /// The collectives of ranks of one host through memory that they share. A call lays out what this rank sends and
 /// returns; what is not in room() already is copied for that. The caller that waits for the work reads from the others'
-/// memory. There is no extra thread: works may be waited for in any order, and only wait() completes them. A sum is
-/// formed in rank order, for all elements: ((x0 + x1) + x2) + ..., each step rounded to the tensor's dtype.
+/// memory. There is no extra thread: works may be waited for in any order, and wait() completes them. A work for which
+/// nobody has waited when many others were begun is completed by the next call, because the ranks would otherwise wait
+/// for one another to read it. A sum is formed in rank order, for all elements: ((x0 + x1) + x2) + ..., each step
+/// rounded to the tensor's dtype.
 ///
 /// It handles dense tensors of the CPU, in row-major order, and sums; everything else goes to the back end `beside`.
 /// Calls follow the rules of HostRanks. Works throw Error communication or timeout, with the messages of HostRanks.
@@ -52,9 +56,21 @@ class OCTAVO_API SharedBackend final : public c10d::Backend {
   std::chrono::milliseconds deadline_or_default(std::chrono::milliseconds timeout) const;
   at::Tensor copy_of(const at::Tensor& sent);
   std::unique_ptr<Posting> post_to_all(const at::Tensor& sent);
+  std::unique_ptr<Posting> post_room(const at::Tensor& room, std::span<const Parcel> parcels,
+                                     std::vector<std::uint64_t> expected);
+  WorkPtr begun(std::unique_ptr<Posting> posting, std::chrono::milliseconds timeout,
+                std::function<void(const Posting&)> finish);
+  void complete_old_works();
+
+  struct Begun {
+    std::uint64_t number;  // of its posting
+    c10::weak_intrusive_ptr<c10d::Work> work;
+  };
 
   const BackendPtr beside_;
   const std::shared_ptr<HostRanks> ranks_;
+  std::uint64_t posted_ = 0;
+  std::deque<Begun> begun_;  // some are completed or gone
 };
 
 /// The same ranks, reached in the best way.

@@ -196,6 +196,22 @@ TEST(SharedBackend, WorksThatNobodyWaitsForAreForgotten) {
   });
 }
 
+TEST(SharedBackend, WorksMayWaitForLongerThanThereArePlaces) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    const auto shared = shared_over(backend);
+    std::vector<std::vector<at::Tensor>> sums;
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    for (std::uint32_t turn = 0; turn < 3 * HostRanks::kSlots; ++turn) {
+      sums.push_back({at::full({1}, rank + turn, at::kLong)});
+      works.push_back(shared->allreduce(sums.back(), {}));
+    }
+    for (std::size_t turn = works.size(); turn-- > 0;) {
+      works[turn]->wait();
+      ASSERT_EQ(sums[turn][0].item<std::int64_t>(), static_cast<std::int64_t>(2 * turn + 1));
+    }
+  });
+}
+
 /// Its messages are as long as they are: room for the longest one is for back ends that end a receiver without it.
 TEST(SharedBackend, CarriesSparseGradientsOfACompressor) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {

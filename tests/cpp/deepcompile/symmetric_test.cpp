@@ -10,7 +10,9 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
+#include "octavo/comm/shared/host_ranks.h"
 #include "octavo/deepcompile/engine.h"
 #include "octavo/kernels/error.h"
 #include "tests/cpp/ranks.h"
@@ -69,6 +71,29 @@ TEST(EngineSymmetricMemory, OneRankHasAWorkspaceOfItsOwn) {
     workspace->get_buffer(0, {32}, at::kDouble, 0).fill_(2.5);
     workspace->barrier(0, 0);
     EXPECT_EQ(workspace->get_buffer(0, {32}, at::kDouble, 0)[31].item<double>(), 2.5);
+  });
+}
+
+/// One bucket for each parameter, and more of them than transfers may be under way.
+TEST(EngineSymmetricMemory, AStepMayHaveMoreBucketsThanThereArePlaces) {
+  run_ranks(2, [](const BackendPtr& backend, int rank) {
+    constexpr long kCount = HostRanks::kSlots + 100;
+    const auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
+    dc::Engine engine(group, backend, /*bucket_size=*/2, {.deadline = std::chrono::milliseconds(4000), .symmetric_memory = true});
+    const at::Tensor values = at::zeros({kCount, 2});
+    std::vector<long> ids;
+    for (long id = 0; id < kCount; ++id) {
+      engine.register_param(id, {2}, values[id], at::zeros({1}), rank);
+      ids.push_back(id);
+    }
+    engine.register_graph_z2(0, ids);
+    engine.start_backward(true);
+    for (const long id : ids) engine.reduce_grad(at::full({2}, rank + 1.0F), 0, id);
+    engine.end_backward(0);
+    EXPECT_EQ(engine.param_registry->getParam(kCount - 1).getGradBuffer().item<float>(), 1.5F);
+    values.select(1, rank).fill_(rank + 1);
+    engine.gather_updated();
+    EXPECT_TRUE(at::equal(values, at::arange(1, 3, at::kFloat).expand({kCount, 2})));
   });
 }
 
