@@ -66,7 +66,10 @@ std::string plan_name(BlockCodec codec) { return codec == BlockCodec::fp32 ? "de
 
 BlockCoding::BlockCoding(BlockCodec codec, std::uint64_t block, bool stochastic)
     : Codec(text_of(codec, block_or_default(codec, block), stochastic),
-            {block_or_default(codec, block), facts(codec).leaves_error, facts(codec).keeps_magnitude}),
+            {.granule = block_or_default(codec, block),
+             .leaves_error = facts(codec).leaves_error,
+             .keeps_magnitude = facts(codec).keeps_magnitude,
+             .rounds_at_random = stochastic}),
       codec_(codec),
       block_(block_or_default(codec, block)),
       stochastic_(stochastic) {

@@ -81,7 +81,7 @@ void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarTyp
   if (needed.empty()) return;
   const c10::InferenceMode kept_for_training(false);  // what is allocated here outlives an evaluation
   std::vector<Contribution> tensors;
-  std::uint64_t digest = rules::derive_key(++started_, needed.size());
+  std::uint64_t digest = rules::derive_key(started_ + 1, needed.size());
   const c10::Device device = registry_->getParam(needed.front()).getDevice();
   for (std::size_t i = 0; i < needed.size(); ++i) {
     const at::Tensor whole = make_room(registry_->getParam(needed[i]), wanted[i]);
@@ -94,6 +94,7 @@ void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarTyp
   if (flags_->sync_before_allgather) synchronize(device);
   auto schedule = take_schedule(device);
   while_doing([&] { return doing(needed); }, [&] { schedule->begin(std::move(tensors), digest); });
+  ++started_;  // only now: where there was no memory, the same gather may be started again
   for (const long id : needed) registry_->beginGather(id);
   flights_.push_back(std::make_unique<Flight>(Flight{device, std::move(needed), std::move(schedule)}));
   if (!flags_->sync_after_allgather) return;

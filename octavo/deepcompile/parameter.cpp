@@ -64,6 +64,10 @@ DSParam::DSParam(long id, std::vector<std::int64_t> ds_shape, at::Tensor ds_tens
       partitioned_(partitioned),
       offset_(offset),
       persistent_(persistent) {
+  if (!at::isFloatingType(dtype_)) {
+    fail(ErrorCode::invalid_argument, kOfParameter, "expected parameter ", id_, " of a real floating dtype, got ",
+         toString(dtype_), ": its values are sent as such");
+  }
   const std::int64_t whole = element_count(id_, shape_), own = values_.values().numel();
   if (partitioned_ ? own > whole : own != whole) {
     fail(ErrorCode::invalid_argument, kOfParameter, "expected ", partitioned_ ? "at most " : "", whole,

@@ -12,9 +12,9 @@ namespace octavo {
 
 void GatherShards::require_fit(const Codec& codec) {
   const CodecTraits& traits = codec.traits();
-  if (!traits.packs && !traits.leaves_unsent && traits.keeps_magnitude) return;
+  if (!traits.packs && !traits.leaves_unsent && traits.keeps_magnitude && !traits.rounds_at_random) return;
   fail(ErrorCode::invalid_argument, "comm.gather_shards", "values are gathered by a codec that sends all of them in ",
-       "a fixed number of bytes, such as bf16, int8 or fp8, not by ", codec.text());
+       "a fixed number of bytes, rounded to the nearest code, such as bf16, int8 or fp8, not by ", codec.text());
 }
 
 Contribution GatherShards::tensor(void* values, std::uint64_t count, at::ScalarType dtype, const Codec& codec,

@@ -20,8 +20,8 @@ class OCTAVO_API GatherShards {
   /// `device`: where the tensors lie.
   GatherShards(Wire& wire, c10::Device device) : wire_(wire), device_(device), codes_(wire, device) {}
 
-  /// Throws Error invalid_argument for a codec whose payload size depends on the values, or that does not send all
-  /// values.
+  /// Throws Error invalid_argument for a codec whose payload size depends on the values, that does not send all values,
+  /// or that rounds them at random: each gather would draw the same bits.
   static void require_fit(const Codec& codec);
   /// `values`: [count] of `dtype`, in which the rank's own range is there. Throws as require_fit().
   static Contribution tensor(void* values, std::uint64_t count, at::ScalarType dtype, const Codec& codec,

@@ -105,6 +105,12 @@ TEST(DSParamTest, WhatContradictsItselfIsRefused) {
   EXPECT_NE(
       refusal_of([&] { dc::DSParam(7, {6}, six, at::zeros({6}, at::kLong), false, 0, false); }).find("as at most"),
       std::string::npos);
+  for (const auto dtype : {at::kLong, at::kComplexFloat}) {
+    EXPECT_NE(refusal_of([&] {
+                dc::DSParam(7, {6}, at::zeros({6}, dtype), {}, true, 0, false);
+              }).find("expected parameter 7 of a real floating dtype, got " + std::string(toString(dtype))),
+              std::string::npos);
+  }
 }
 
 TEST(DSParamTest, AShapeThatCannotBeCountedIsRefused) {

@@ -214,9 +214,11 @@ TEST(Z3ExecutorTest, CodesGiveAllRanksTheSameBits) {
   EXPECT_FALSE(at::equal(got[0], whole_of(3)));
   EXPECT_TRUE(at::allclose(got[0], whole_of(3), 0, 0.01));
   run_ranks(1, [](const BackendPtr& backend, int) {
-    Z3Rank own(backend, make_codec(CodecText::parse("topk:0.01", "topk:0.01")));
-    EXPECT_NE(refusal_of([&] { own.gathered(0); }).find("such as bf16, int8 or fp8, not by topk:0.01"),
-              std::string::npos);
+    for (const std::string text : {"topk:0.01", "int4:stochastic"}) {
+      Z3Rank own(backend, make_codec(CodecText::parse(text, text)));
+      EXPECT_NE(refusal_of([&] { own.gathered(0); }).find("such as bf16, int8 or fp8, not by " + text),
+                std::string::npos);
+    }
   });
 }
 
@@ -251,6 +253,25 @@ TEST(Z3ExecutorTest, RanksThatGatherOtherParametersAreTold) {
                            own.gathered(rank == 0 ? 0 : 4);
                          }),
                std::exception);
+}
+
+/// A rank that could not start one, such as for want of memory, starts it again.
+TEST(Zero3Executor, AGatherThatWasRefusedDoesNotCount) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    auto registry = std::make_shared<dc::DSParamRegistry>();
+    for (const long id : {0L, 1L}) registry->registerParam(id, {2}, at::full({1}, rank, at::kFloat), {}, true, 0, false);
+    dc::ParamGather gather(std::make_unique<Wire>(backend, kGatherDeadline), registry);
+    if (rank == 1) {
+      at::Tensor shard = registry->getParam(1).getDSTensor();
+      const at::Tensor kept = shard.detach().clone();
+      shard.set_data(at::empty({0}));
+      EXPECT_NE(refusal_of([&] { gather.start(std::vector<long>{1, 0}); }).find("expected a shard"), std::string::npos);
+      shard.set_data(kept);
+    }
+    gather.start(std::vector<long>{1, 0});
+    gather.wait(0);
+    EXPECT_TRUE(at::equal(registry->getGatheredParam(0), at::arange(2, at::kFloat)));
+  });
 }
 
 /// The halves of these doubles look like NaNs as floats, which a multiplication by 1 changes.
