@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/device/pinned.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/Storage.h>
@@ -60,6 +61,7 @@ c10::DataPtr allocate_by_driver(c10::DeviceType type, std::size_t bytes, std::si
     fail(ErrorCode::unsupported, kWhere, "this torch has no pinned memory of ", c10::DeviceTypeName(type, true),
          ": it was built without that device");
   }
+  at::globalContext().lazyInitDevice(type);            // before that, torch takes no memory for pinned
   std::size_t room = std::max<std::size_t>(bytes, 1);  // an empty tensor has a region, too
   c10::DataPtr memory = allocator->allocate(room);
   if (offset_to(alignment, memory.get()) != 0) {  // rarely: most allocators start at a page

@@ -63,8 +63,14 @@ class DeviceAllocator final : public c10::DeviceAllocator {
     stats.num_device_free = figures.reserved.blocks.removed;
     return stats;
   }
-  void resetAccumulatedStats(c10::DeviceIndex device) override { MemoryPool::instance().reset_sums(device, kHost); }
-  void resetPeakStats(c10::DeviceIndex device) override { MemoryPool::instance().reset_peak(device, kHost); }
+  void resetAccumulatedStats(c10::DeviceIndex device) override {
+    require_device(device);
+    MemoryPool::instance().reset_sums(device, kHost);
+  }
+  void resetPeakStats(c10::DeviceIndex device) override {
+    require_device(device);
+    MemoryPool::instance().reset_peak(device, kHost);
+  }
 
   /// Returns free and total bytes, within the limit where there is one. One block of all free bytes can be allocated.
   std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/device/sycl/memory.h"
 
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/resize_native.h>
@@ -37,17 +39,28 @@ c10::OptionalDeviceGuard guard_for(std::optional<at::Device> device, std::option
   return c10::OptionalDeviceGuard(at::Device(kType, index));
 }
 
+/// Fills a tensor that nobody has written yet, where torch is told to do so.
+at::Tensor filled_if_deterministic(at::Tensor made) {
+  const at::Context& context = at::globalContext();
+  if (context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory()) {
+    at::native::fill_empty_deterministic_(made);
+  }
+  return made;
+}
+
 at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                  std::optional<at::Device> device, std::optional<bool> pin_memory,
                  std::optional<at::MemoryFormat> format) {
   const auto guard = guard_for(device, pin_memory);
-  return at::detail::empty_generic(size, &allocator(), kKeys, at::dtype_or_default(dtype), format);
+  return filled_if_deterministic(
+      at::detail::empty_generic(size, &allocator(), kKeys, at::dtype_or_default(dtype), format));
 }
 
 at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
                          std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool> pin_memory) {
   const auto guard = guard_for(device, pin_memory);
-  return at::detail::empty_strided_generic(size, stride, &allocator(), kKeys, at::dtype_or_default(dtype));
+  return filled_if_deterministic(
+      at::detail::empty_strided_generic(size, stride, &allocator(), kKeys, at::dtype_or_default(dtype)));
 }
 
 const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> format) {

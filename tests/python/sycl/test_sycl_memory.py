@@ -258,3 +258,35 @@ def test_pinned_memory_waits_for_its_copies() -> None:
     assert other.data_ptr() != address
     side.synchronize()
     assert (target == 1).all()
+
+
+def test_memory_that_nobody_has_written_is_filled_where_torch_is_asked_for_the_same_results():
+    torch.use_deterministic_algorithms(True)
+    try:
+        made = [torch.empty(300, device="sycl"), torch.empty_strided((3, 4), (1, 3), device="sycl")]
+        whole = torch.empty(5, dtype=torch.int32, device="sycl")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(bool(tensor.isnan().all()) for tensor in made)
+    assert whole.tolist() == [2**31 - 1] * 5
+
+
+@pytest.mark.parametrize("reset", ["reset_peak_memory_stats", "reset_accumulated_memory_stats"])
+def test_figures_of_a_device_that_does_not_exist_cannot_be_reset(reset):
+    with pytest.raises(ValueError, match=r"\[device\.sycl\] expected a device from sycl:0"):
+        getattr(torch.sycl, reset)(7)
+
+
+PINNED_FIRST = """
+import torch
+from octavo.accelerator import SYCL_Accelerator
+
+pinned = SYCL_Accelerator().pin_memory(torch.ones(15))
+torch.ones(1, device="sycl")
+assert pinned.is_pinned() and not torch.ones(15).is_pinned()
+"""
+
+
+def test_torch_knows_memory_that_was_pinned_before_it_pinned_any_itself():
+    exit_code, _, complaint = run_code(PINNED_FIRST)
+    assert exit_code == 0, complaint
