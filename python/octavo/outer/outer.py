@@ -63,7 +63,9 @@ class Outer(Optimizer):
       learning rate and a ``GradScaler`` take this object as they take any optimizer.
     - ``plan``: how ranks send how far they have moved, an ``octavo.Plan`` or its text.
     - ``every``: the number of steps from one round to the next.
-    - ``lr`` and ``momentum``: the rates of the outer step; by default those of ``outer_rates``.
+    - ``lr`` and ``momentum``: the rates of the outer step; by default those of ``outer_rates``, which suit inner
+      optimizers that normalize, such as AdamW and Muon. Plain SGD does not: with a rate of 0.7 and a momentum of 0.3
+      rounds amount to the mean over ranks.
     - ``delay``: the number of steps for which a round is under way while the rank goes on (Streaming DiLoCo, 2025).
     - ``mix``: the share of its own values that a rank keeps when a round arrives. The only error feedback that can be
       used with it is ``+ef``, which knows that what is kept need not be sent. ``synchronize`` gives up what was kept.
@@ -123,11 +125,11 @@ class Outer(Optimizer):
             dict(lr=lr, momentum=momentum, mix=mix, decay=decay),
         )
         self.inner, self._plan, self._seed = inner_optimizer, plan_of(plan, decay, average), seed
-        lr, momentum = outer_rates(every, self._plan, lr, momentum, mix)
-        whole = dict(every=int(every), delay=int(delay), fragments=int(fragments))
-        self._options = whole | dict(lr=float(lr), momentum=float(momentum), mix=float(mix))
         group = as_group(group, "outer.Outer")
         self._rank, self._size = group.rank(), group.size()
+        lr, momentum = outer_rates(every, self._plan, self._size, lr, momentum, mix)
+        whole = dict(every=int(every), delay=int(delay), fragments=int(fragments))
+        self._options = whole | dict(lr=float(lr), momentum=float(momentum), mix=float(mix))
         self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
         self._exchanged = set(self._parameters.values())
         self._model = model

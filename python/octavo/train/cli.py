@@ -76,7 +76,7 @@ def train(
     ] = _DEFAULT.outer_fragments,
     outer_lr: Annotated[
         float | None,
-        typer.Option(help="Learning rate of the step that ends a round; by the steps of a round and the plan."),
+        typer.Option(help="Learning rate of the step that ends a round; by its steps, the plan and the ranks."),
     ] = _DEFAULT.outer_lr,
     outer_momentum: Annotated[
         float | None, typer.Option(help="Its Nesterov momentum; by the steps of a round and the plan.")

@@ -58,19 +58,22 @@ def test_dense_is_plain_diloco_bit_by_bit(two_ranks, three_ranks, lr, momentum):
 
 
 @pytest.mark.parametrize(
-    ("every", "plan", "mix", "rates"),
+    ("every", "plan", "ranks", "mix", "rates"),
     [
-        (1, "sign+ef", 0.0, (1.0, 0.0)),
-        (20, "sign+ef", 0.0, (1.0, 0.3)),
-        (20, "sign+ef", 0.5, (0.7, 0.3)),
-        (20, "topk:0.05+ef", 0.0, (1.0, 0.0)),
-        (20, "topk:0.05+down:int8+ef", 0.5, (0.7, 0.0)),
-        (500, "dense", 0.0, (0.7, 0.9)),
+        (1, "sign+ef", 2, 0.0, (1.4, 0.0)),
+        (20, "sign+ef", 1, 0.0, (0.5**0.5, 0.3)),
+        (20, "sign+ef", 2, 0.0, (1.0, 0.3)),
+        (20, "sign+ef", 4, 0.0, (2**0.5, 0.3)),
+        (20, "sign+ef", 64, 0.0, (2**0.5, 0.3)),
+        (20, "sign+ef", 4, 0.5, (0.7, 0.3)),
+        (20, "topk:0.05+ef", 2, 0.0, (1.4, 0.0)),
+        (20, "topk:0.05+down:int8+ef", 2, 0.5, (0.7, 0.0)),
+        (500, "dense", 4, 0.0, (0.7, 0.9)),
     ],
 )
-def test_rates_follow_from_the_rounds(every, plan, mix, rates):
-    assert outer_rates(every, as_plan(plan), None, None, mix) == rates
-    assert outer_rates(every, as_plan(plan), 0.4, 0.1, mix) == (0.4, 0.1)
+def test_rates_follow_from_the_rounds_and_ranks(every, plan, ranks, mix, rates):
+    assert outer_rates(every, as_plan(plan), ranks, None, None, mix) == rates
+    assert outer_rates(every, as_plan(plan), ranks, 0.4, 0.1, mix) == (0.4, 0.1)
 
 
 def differs_from_parameter_averaging(rank: int, world: int) -> float:
@@ -262,7 +265,7 @@ def distance_after_long_rounds(rank: int, plan: str) -> float:
     truth = torch.randn(48, 64) / 8
     model = nn.Linear(64, 48, bias=False)
     nn.init.zeros_(model.weight)
-    outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.8), plan=plan, every=20)
+    outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.8), plan=plan, every=20, lr=1.0)
     generator = torch.Generator().manual_seed(rank + 7)
     for _ in range(600):
         x = torch.randn(16, 64, generator=generator)
@@ -354,7 +357,7 @@ def test_a_scaler_and_a_schedule_take_it_as_any_optimizer(inner_steps, clips):
     with solo_world():
         model = Net()
         start = model.first.weight.detach().clone()
-        outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="dense", every=2)
+        outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="dense", every=2, lr=1.0)
         schedule = torch.optim.lr_scheduler.StepLR(outer, step_size=1, gamma=0.5)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         stepped = outer.inner if inner_steps else outer
@@ -404,7 +407,7 @@ def test_hooks_are_around_the_inner_step():
 def test_what_it_was_made_with_can_be_read_and_not_changed():
     with solo_world():
         _, outer = train(0, 0, plan="dense", every=4, delay=1, fragments=2)
-        assert (outer.every, outer.delay, outer.fragments, outer.lr, outer.momentum) == (4, 1, 2, 1.0, 0.3)
+        assert (outer.every, outer.delay, outer.fragments, outer.lr, outer.momentum) == (4, 1, 2, 0.5**0.5, 0.3)
         assert str(outer.plan) == "dense"
         for name in ("plan", "every", "delay", "fragments", "lr", "momentum"):
             with pytest.raises(AttributeError):

@@ -61,8 +61,7 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
         options[name] = getattr(config, f"resolved_{name}")
     if config.outer:
         plan = octavo.Plan(config.resolved_plan)
-        lr, momentum = outer_rates(config.outer, plan, config.outer_lr, config.outer_momentum)
-        options.update(outer_lr=lr, outer_momentum=momentum)
+        _, options["outer_momentum"] = outer_rates(config.outer, plan, 1, None, config.outer_momentum)
     options["data"] = {"name": corpus.name, "content": corpus.fingerprint[:12]}
     if config.model.endswith(".json"):
         options["model"] = {"name": Path(config.model).name, "content": _fingerprint(model)[:12]}
