@@ -279,6 +279,7 @@ def test_figures_of_a_device_that_does_not_exist_cannot_be_reset(reset):
 
 PINNED_FIRST = """
 import torch
+import octavo.sycl
 from octavo.accelerator import SYCL_Accelerator
 
 pinned = SYCL_Accelerator().pin_memory(torch.ones(15))
