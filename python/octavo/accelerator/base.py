@@ -15,9 +15,9 @@ import torch
 from torch import Generator, Tensor
 from torch.profiler import record_function
 
-from octavo.accelerator.device_index import DeviceIndex, index_of
+from octavo.accelerator.device_index import DeviceIndex, torch_index_of
 from octavo.accelerator.pinned import Pinning
-from octavo.accelerator.tensors import TensorTypes
+from octavo.accelerator.tensors import TensorTypes, require_tensor
 
 
 class _OpenRanges(threading.local):
@@ -49,6 +49,13 @@ class Accelerator(TensorTypes, Pinning):
         self._name = name
         self._compile_backend = "inductor"
         self._known_streams: weakref.WeakValueDictionary[tuple[int, int], Any] = weakref.WeakValueDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns all attributes except the streams, which are this process's own."""
+        return {name: value for name, value in vars(self).items() if name != "_known_streams"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _known_streams=weakref.WeakValueDictionary())
 
     # ---- behaviour
 
@@ -90,11 +97,11 @@ class Accelerator(TensorTypes, Pinning):
 
     def device_name(self, device_index: DeviceIndex = None) -> str:
         """Returns ``cuda``, for example, or ``cuda:1`` with an index."""
-        index = index_of(device_index, self._name, "device_name")
+        index = torch_index_of(device_index, self._name, "device_name")
         return self._name if index is None else f"{self._name}:{index}"
 
     def device(self, device_index: DeviceIndex = None) -> torch.device:
-        index = index_of(device_index, self._name, "device")
+        index = torch_index_of(device_index, self._name, "device")
         return torch.device(self._name) if index is None else torch.device(self._name, index)
 
     def device_count(self) -> int:
@@ -115,6 +122,7 @@ class Accelerator(TensorTypes, Pinning):
         self._ask("synchronize", device_index)
 
     def on_accelerator(self, tensor: Tensor) -> bool:
+        require_tensor(tensor, "on_accelerator")
         return tensor.device.type == self._name
 
     # ---- random numbers; a seed may be set before the device is first used
@@ -160,12 +168,18 @@ class Accelerator(TensorTypes, Pinning):
 
     def stream(self, stream: Any) -> AbstractContextManager[Any]:
         """Returns the context in which ``stream`` is current; None changes nothing. Raises ValueError for another
-        device's stream."""
+        device's stream, TypeError for what is no stream."""
         if stream is None:
             return nullcontext()
+        self._require_own_stream(stream)
+        return self._torch_module("stream").stream(stream)
+
+    def _require_own_stream(self, stream: Any) -> None:
+        if not isinstance(stream, torch.Stream):
+            name = type(stream).__name__
+            raise TypeError(f"[accelerator.stream] expected a stream of {self._name} or None, got {name}")
         if stream.device.type != self._name:
             raise ValueError(f"[accelerator.stream] expected a stream of {self._name}, got one of {stream.device}")
-        return self._torch_module("stream").stream(stream)
 
     def current_stream(self, device_index: DeviceIndex = None) -> Any:
         """Returns the current stream. While it stays current and referenced, every call returns the same object."""
@@ -377,7 +391,7 @@ class Accelerator(TensorTypes, Pinning):
         """Returns the device with its index. Raises NotImplementedError `[accelerator.function]` where no device is
         here, ValueError for an index that the device type does not have."""
         self._live_module(function)
-        index = index_of(device_index, self._name, function)
+        index = torch_index_of(device_index, self._name, function)
         if index is None:
             return self.device(self.current_device())
         if index >= (count := self.device_count()):

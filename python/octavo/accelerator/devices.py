@@ -91,8 +91,7 @@ class CPU_Accelerator(Accelerator):
         if stream is None:
             yield None
             return
-        if stream.device.type != "cpu":
-            raise ValueError(f"[accelerator.stream] expected a stream of cpu, got one of {stream.device}")
+        self._require_own_stream(stream)
         previous = host_streams.exchange(stream)
         try:
             yield stream
@@ -295,6 +294,9 @@ class SYCL_Accelerator(Accelerator):
 
     def is_host_processor(self) -> bool:
         return self.is_available() and torch.sycl.get_device_properties(0).is_cpu
+
+    def is_fp16_supported(self) -> bool:
+        return not self.is_available() or torch.sycl.get_device_properties().has_fp16
 
     def is_fp64_supported(self) -> bool:
         return not self.is_available() or torch.sycl.get_device_properties().has_fp64

@@ -50,12 +50,16 @@ class Event(_C.HostEvent):
         self._record()
 
     def elapsed_time(self, end_event: Event) -> float:
-        if not isinstance(end_event, Event):
-            raise TypeError(f"[accelerator.event] end_event must be an event of the cpu, got {end_event!r}")
+        _require_event(end_event, "end_event")
         return super().elapsed_time(end_event)
 
     def wait(self, stream: torch.Stream | None = None) -> None:
         """Does nothing: operations are finished when they return."""
+
+
+def _require_event(event: object, parameter: str) -> None:
+    if not isinstance(event, Event):
+        raise TypeError(f"[accelerator.event] {parameter} must be an event of the cpu, got {event!r}")
 
 
 class Stream(torch.Stream):
@@ -69,10 +73,12 @@ class Stream(torch.Stream):
 
     def record_event(self, event: Event | None = None) -> Event:
         event = Event() if event is None else event
+        _require_event(event, "event")
         event.record(self)
         return event
 
     def wait_event(self, event: Event) -> None:
+        _require_event(event, "event")
         event.wait(self)
 
     def wait_stream(self, stream: torch.Stream) -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from octavo import _C
+from octavo.accelerator.device_index import index_of
+from octavo.accelerator.tensors import require_tensor
 
 
 class Pinning:
@@ -35,11 +37,24 @@ class Pinning:
         Without ``match_shape`` it is flat. It is a new tensor even where ``tensor`` is pinned and aligned already,
         because the caller may write to it.
         """
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"[accelerator.pin_memory] expected a torch.Tensor, got {type(tensor).__name__}")
+        require_tensor(tensor, "pin_memory")
         shape = tensor.shape if match_shape else (tensor.numel(),)
         pinned = self.pinned_zeros(shape, tensor.dtype, align_bytes)
         return pinned.copy_(tensor.detach().reshape(shape)) if make_copy else pinned
+
+    def pin_empty(self, *size: int | Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+        """Returns a page-locked CPU tensor [*size], whose values the caller will overwrite. ``size``: the sizes, or one
+        sequence of them. Raises ValueError for a ``device`` that is not the CPU, which the memory belongs to."""
+        index_of(device, "cpu", "pin_empty")
+        sizes = size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size
+        return self.pinned_zeros(sizes, dtype)
+
+    def pin_empty_like(
+        self, tensor: Tensor, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Returns ``pin_empty`` of the tensor's shape and, unless ``dtype`` is another, of its dtype."""
+        require_tensor(tensor, "pin_empty_like")
+        return self.pin_empty(tensor.shape, dtype=dtype or tensor.dtype, device=device)
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """Whether all memory of the tensor, which may be a view, is page-locked."""

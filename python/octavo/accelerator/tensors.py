@@ -9,6 +9,12 @@ import torch
 from torch import Tensor
 
 
+def require_tensor(value: object, function: str) -> None:
+    """Raises TypeError `[accelerator.function]` for what is no tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"[accelerator.{function}] expected a torch.Tensor, got {type(value).__name__}")
+
+
 class TensorType:
     """Makes tensors of one dtype on the accelerator's current device. It is called as torch's legacy classes are:
 

@@ -11,8 +11,8 @@ Ordinary tensors lie in memory that host and device share; an operator without a
 on that memory, without a copy. Devices are numbered from 0. ``device`` arguments take an index, ``"sycl:1"``, a
 ``torch.device``, or None for the current device. Collectives on its tensors are Gloo's, on the same memory:
 ``init_process_group(octavo.sycl.COLLECTIVES)``, which is ``"cpu:gloo,sycl:octavo"``. Where SYCL is missing, what needs
-a device raises NotImplementedError, or RuntimeError where it is torch's own, with the reason, and figures of memory are
-0.
+a device raises NotImplementedError, or RuntimeError where it is torch's own, with the reason; figures of memory are 0
+there, and ``get_memory_limit()`` is None.
 """
 
 import os
@@ -170,6 +170,14 @@ def _gloo_on_device(store: "dist.Store", rank: int, size: int, timeout: timedelt
 
 def _is_in_bad_fork() -> bool:
     return _C.sycl.is_in_bad_fork()
+
+
+def __getattr__(name: str) -> bool:
+    # torch.utils.checkpoint reads this attribute: only where it is true does the second forward pass of a checkpoint
+    # draw the random numbers of the first.
+    if name == "_initialized":
+        return is_initialized()
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
 if is_installed() and not why_taken():

@@ -7,9 +7,11 @@ from contextlib import contextmanager
 import torch
 
 from octavo import _C
+from octavo.accelerator.device_index import DeviceIndex, torch_index_of
+from octavo.plan import is_whole_number
 
-Device = torch.device | str | int | None
-"""An index, a name, a ``torch.device``, or None for the current device."""
+Device = DeviceIndex
+"""An index, also as text; a ``torch.device`` or its name; or None for the current device."""
 DeviceFacts = _C.sycl.DeviceFacts
 
 
@@ -70,13 +72,10 @@ def device_of(device: Device) -> torch.device:
 
 
 def index_of(device: Device) -> int:
-    """Returns the index of the device that a ``device`` argument means; a negative index is the current device. Raises
-    ValueError for a device of another type."""
-    if device is None:
+    """Returns the index of the device that a ``device`` argument means; a negative index is the current device, as in
+    ``torch.cuda``. Raises ValueError for a device of another type and for an index that no device can have, TypeError
+    for anything that is no ``Device``."""
+    if is_whole_number(device) and device < 0:
         return current_device()
-    if isinstance(device, int):
-        return device if device >= 0 else current_device()
-    device = torch.device(device)
-    if device.type != "sycl":
-        raise ValueError(f"[sycl.index_of] expected a device sycl, sycl:N or N, got '{device}'")
-    return current_device() if device.index is None else device.index
+    index = torch_index_of(device, "sycl", "index_of", module="sycl")
+    return current_device() if index is None else index

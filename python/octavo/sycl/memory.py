@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo import _C
 from octavo.plan import is_whole_number
-from octavo.sycl.devices import Device, index_of
+from octavo.sycl.devices import Device, index_of, is_available
 
 
 def memory_allocated(device: Device = None) -> int:
@@ -45,12 +45,14 @@ def reset_accumulated_memory_stats(device: Device = None) -> None:
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
     """Returns the free and the total bytes: within the limit where there is one, otherwise of the device."""
-    return torch.accelerator.get_memory_info(index_of(device))
+    index = index_of(device)
+    return torch.accelerator.get_memory_info(index) if is_available() else (0, 0)
 
 
 def available_memory(device: Device = None) -> int:
     """Returns the bytes of the largest tensor that can be made: free and cached memory, less what rounding up takes."""
-    return _C.sycl.available_memory(index_of(device))
+    index = index_of(device)
+    return _C.sycl.available_memory(index) if is_available() else 0
 
 
 def set_memory_limit(bytes: int | None, device: Device = None) -> None:
@@ -68,7 +70,9 @@ def set_memory_limit(bytes: int | None, device: Device = None) -> None:
 
 
 def get_memory_limit(device: Device = None) -> int | None:
-    return _C.sycl.memory_limit(index_of(device))
+    """Returns the limit, or None where there is none."""
+    index = index_of(device)
+    return _C.sycl.memory_limit(index) if is_available() else None
 
 
 def empty(*size: int, dtype: torch.dtype | None = None, kind: str = "shared", device: Device = None) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from torch import Generator, Tensor
 
 from octavo import _C
+from octavo.plan import is_whole_number
 from octavo.sycl.devices import Device, device_count, index_of
 
 
@@ -13,15 +14,25 @@ def _generator(device: Device = None) -> Generator:
     return _C.sycl.default_generator(index_of(device))
 
 
+def _checked(seed: int, function: str) -> int:
+    """Returns a seed as torch's generators count them, from 0. Raises TypeError or ValueError `[sycl.function]` for
+    what is no seed."""
+    if not is_whole_number(seed):
+        raise TypeError(f"[sycl.{function}] expected an int as the seed, got {type(seed).__name__}")
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"[sycl.{function}] expected a seed from -2^63 to 2^64 - 1, got {seed}")
+    return int(seed) % 2**64
+
+
 def manual_seed(seed: int) -> None:
-    """Sets the seed of the current device."""
-    _generator().manual_seed(seed)
+    """Sets the seed of the current device. A negative seed is taken modulo 2^64, as torch does."""
+    _generator().manual_seed(_checked(seed, "manual_seed"))
 
 
 def manual_seed_all(seed: int) -> None:
     """Sets the seed of all devices. ``torch.manual_seed`` calls it, so it does not look for devices, which takes
     time."""
-    _C.sycl.seed_all(seed % 2**64)
+    _C.sycl.seed_all(_checked(seed, "manual_seed_all"))
 
 
 def seed() -> int:

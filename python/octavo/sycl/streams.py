@@ -10,7 +10,17 @@ import torch
 from octavo.sycl.devices import Device, device_of, index_of
 
 
-class Stream(torch.Stream):
+class _OfThisDevice(type):
+    """Makes torch's own streams and events of ``sycl`` instances of ``Stream`` and ``Event``: they are what
+    ``current_stream()``, ``record_event()`` and ``torch.accelerator`` return."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        if cls not in (Stream, Event):
+            return super().__instancecheck__(instance)
+        return isinstance(instance, cls.__base__) and instance.device.type == "sycl"
+
+
+class Stream(torch.Stream, metaclass=_OfThisDevice):
     """A queue of work that is done in order. ``with stream:`` makes it the thread's current stream."""
 
     def __new__(cls, device: Device = None, priority: int = 0, **kwargs: Any) -> "Stream":
@@ -19,18 +29,16 @@ class Stream(torch.Stream):
         return super().__new__(cls, device=device_of(device), priority=priority)
 
 
-class Event(torch.Event):
-    """A mark in a stream. Calling the class returns a ``torch.Event``, because torch measures no time between events of
-    a derived class.
-
-    Raises NotImplementedError for ``interprocess=True``: SYCL shares no events between processes.
-    """
+class Event(torch.Event, metaclass=_OfThisDevice):
+    """A mark in a stream. Raises NotImplementedError for ``interprocess=True``: SYCL shares no events between
+    processes."""
 
     def __new__(
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, device: Device = None
     ) -> torch.Event:
         if interprocess:
             raise NotImplementedError("[sycl.Event] SYCL shares no events between processes: use interprocess=False")
+        # torch measures no time between events of a derived class
         return torch.Event(device=device_of(device), enable_timing=enable_timing, blocking=blocking)
 
 

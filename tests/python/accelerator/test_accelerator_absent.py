@@ -53,6 +53,15 @@ def test_xpu_is_asked_for_double_precision(monkeypatch, has_fp64):
     assert XPU_Accelerator().is_fp64_supported() is has_fp64
 
 
+@pytest.mark.parametrize("has_fp16", [True, False])
+def test_sycl_is_asked_for_half_precision(monkeypatch, has_fp16):
+    facts = SimpleNamespace(get_device_properties=lambda: SimpleNamespace(has_fp16=has_fp16))
+    monkeypatch.setattr(SYCL_Accelerator, "is_available", lambda self: True)
+    monkeypatch.setattr(torch, "sycl", facts, raising=False)
+    assert SYCL_Accelerator().is_fp16_supported() is has_fp16
+    assert (torch.float16 in SYCL_Accelerator().supported_dtypes()) is has_fp16
+
+
 def test_cuda_registers_memory_that_somebody_else_locked(monkeypatch):
     calls = []
     runtime = SimpleNamespace(

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices, precisions, tensor types, ranges, graphs: the same tests on every accelerator that is here."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 import octavo
+from octavo.accelerator import CUDA_Accelerator
 
 TYPES = {
     "BFloat16Tensor": torch.bfloat16,
@@ -71,8 +75,37 @@ def test_what_names_a_device(accelerator, name):
     for asked in (torch.device("meta"), "meta:0", "abacus"):
         with pytest.raises(ValueError, match=rf"^\[accelerator\.\w+\] expected .*{accelerator._name}, got "):
             call(asked)
-    with pytest.raises(TypeError, match=r"^\[accelerator\.\w+\] expected an int, .*, got float$"):
-        call(0.5)
+    for asked in (0.5, True, [0]):
+        complaint = rf"^\[accelerator\.\w+\] expected an int, .*, got {type(asked).__name__}$"
+        with pytest.raises(TypeError, match=complaint):
+            call(asked)
+
+
+@pytest.mark.parametrize("asked", [128, 256, 2**40, "300", "cuda:128", "cuda:256"])
+def test_an_index_that_torch_cannot_hold(asked):
+    """torch.device("cuda", 256) is cuda:0."""
+    absent, number = CUDA_Accelerator(), str(asked).removeprefix("cuda:")
+    complaint = rf"^\[accelerator\.\w+\] expected the index of a device, which is from 0 to 127, got {number}$"
+    for call in (absent.device, absent.device_name):
+        assert torch.device(call(127)) == torch.device("cuda", 127)
+        with pytest.raises(ValueError, match=complaint):
+            call(asked)
+
+
+def test_what_is_no_tensor_is_on_no_device(accelerator):
+    with pytest.raises(TypeError, match=r"^\[accelerator\.on_accelerator\] expected a torch\.Tensor, got int$"):
+        accelerator.on_accelerator(3)
+
+
+def test_an_accelerator_is_pickled_without_its_streams(accelerator):
+    stream = accelerator.current_stream()
+    accelerator.set_compile_backend("eager")
+    for other in (pickle.loads(pickle.dumps(accelerator)), copy.deepcopy(accelerator)):
+        assert type(other) is type(accelerator) and other.get_compile_backend() == "eager"
+        assert other.device_name() == accelerator.device_name() and other.current_stream() == stream
+    assert accelerator.current_stream() is stream
+    make = pickle.loads(pickle.dumps(accelerator.FloatTensor))
+    assert isinstance(make([1, 2]), accelerator.FloatTensor)
 
 
 def test_there_is_no_reason_why_a_device_that_is_here_is_absent(accelerator):

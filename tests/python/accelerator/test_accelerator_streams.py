@@ -28,6 +28,19 @@ def test_a_stream_of_another_device_type_is_refused(accelerator):
         pass
 
 
+def test_what_is_no_stream_is_refused(accelerator):
+    for other in (1, "stream", accelerator.Event(), torch.ones(1)):
+        with pytest.raises(TypeError, match=r"^\[accelerator\.stream\] expected a stream of .* got \w+$"):
+            accelerator.stream(other).__enter__()
+
+
+def test_streams_are_instances_of_the_class(accelerator):
+    streams = accelerator.Stream(), accelerator.current_stream(), accelerator.default_stream()
+    assert all(isinstance(stream, accelerator.Stream) for stream in streams)
+    events = accelerator.Event(), accelerator.current_stream().record_event()
+    assert all(isinstance(event, accelerator.Event) for event in events)
+
+
 def test_the_same_stream_is_the_same_object(accelerator):
     assert accelerator.current_stream() is accelerator.current_stream(0)
     assert accelerator.default_stream() is accelerator.default_stream(0)

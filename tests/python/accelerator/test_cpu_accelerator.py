@@ -25,7 +25,9 @@ def test_any_rank_shares_the_one_device(monkeypatch):
     assert CPU.current_device() == 0 and CPU.device_count() == 1
     assert CPU.device(3) == CPU.device() == torch.device("cpu")  # upstream returns None
     CPU.set_device(3)
-    assert CPU.current_device_name() == CPU.device_name(3) == "cpu"
+    assert (
+        CPU.current_device_name() == CPU.device_name(3) == CPU.device_name(300) == CPU.device_name("cpu:300") == "cpu"
+    )
 
 
 def test_streams_and_events_are_classes():
@@ -61,6 +63,15 @@ def test_float16_is_what_onednn_may_use():
     ask = "from octavo.accelerator import CPU_Accelerator; print(CPU_Accelerator().is_fp16_supported())"
     said = run_code(ask, ONEDNN_MAX_CPU_ISA="AVX2")  # AVX2 has no arithmetic in float16
     assert said == (0, "False\n", "")
+
+
+def test_a_stream_takes_events_of_the_cpu_only():
+    stream = CPU_Accelerator().Stream()
+    for use, other in ((stream.wait_event, None), (stream.wait_event, 1), (stream.record_event, 1)):
+        with pytest.raises(
+            TypeError, match=rf"^\[accelerator\.event\] event must be an event of the cpu, got {other}$"
+        ):
+            use(other)
 
 
 def test_an_event_is_timed_against_its_like():

@@ -47,6 +47,23 @@ def test_a_template_and_a_flat_copy(accelerator):
     assert not accelerator.pin_memory(torch.ones(2, requires_grad=True)).requires_grad
 
 
+def test_memory_that_the_caller_will_overwrite(accelerator):
+    for empty in (
+        accelerator.pin_empty(2, 3, dtype=torch.float16),
+        accelerator.pin_empty((2, 3), dtype=torch.float16),
+        accelerator.pin_empty(torch.Size([2, 3]), dtype=torch.float16, device="cpu"),
+        accelerator.pin_empty_like(torch.ones(2, 3), dtype=torch.float16),
+        accelerator.pin_empty_like(torch.ones(2, 3, dtype=torch.float16, device=accelerator.device(0))),
+    ):
+        assert empty.shape == (2, 3) and empty.dtype == torch.float16 and empty.device.type == "cpu"
+        assert accelerator.is_pinned(empty)
+    assert accelerator.pin_empty(dtype=torch.int8).shape == ()
+    with pytest.raises(ValueError, match=r"^\[accelerator\.pin_empty\] expected a device of type cpu, got 'meta'$"):
+        accelerator.pin_empty(3, dtype=torch.int8, device="meta")
+    with pytest.raises(TypeError, match=r"^\[accelerator\.pin_empty_like\] expected a torch\.Tensor, got int$"):
+        accelerator.pin_empty_like(3)
+
+
 def test_views_are_pinned_and_keep_the_memory(accelerator):
     before = _C.pinned_bytes()
     pinned = accelerator.pin_memory(torch.arange(64.0).reshape(8, 8), align_bytes=0)

@@ -62,6 +62,19 @@ print("libsycl" in open("/proc/self/maps").read(), torch.sycl.initial_seed())
     assert run(code) == "False 3"
 
 
+def test_a_checkpoint_on_the_cpu_leaves_the_device_alone() -> None:
+    code = """
+import torch, octavo.sycl
+from torch.utils.checkpoint import checkpoint
+x = torch.ones(3, requires_grad=True)
+checkpoint(lambda x: x * x, x, use_reentrant=False).sum().backward()
+print(torch.sycl._initialized, torch.sycl.is_initialized())
+torch.ones(1, device="sycl")
+print(torch.sycl._initialized, hasattr(torch.sycl, "_other"))
+"""
+    assert run(code).splitlines() == ["False False", "True False"]
+
+
 def test_a_forked_process_is_told_to_use_spawn() -> None:
     code = """
 import os, torch, octavo.sycl
@@ -162,6 +175,16 @@ except RuntimeError as error:
 """
     words = run(code, ONEAPI_DEVICE_SELECTOR="cuda:*").splitlines()
     assert words[0] == "False 0" and "the sycl back end is missing" in words[1]
+
+
+def test_figures_of_memory_are_0_without_a_device() -> None:
+    code = """
+import octavo.sycl
+from octavo import sycl
+print(sycl.mem_get_info(), sycl.mem_get_info(0), sycl.available_memory(), sycl.memory_allocated())
+print(sycl.max_memory_reserved(), sycl.get_memory_limit(), dict(sycl.memory_stats()))
+"""
+    assert run(code, ONEAPI_DEVICE_SELECTOR="cuda:*").splitlines() == ["(0, 0) (0, 0) 0 0", "0 None {}"]
 
 
 def test_torch_knows_the_device() -> None:

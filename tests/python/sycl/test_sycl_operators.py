@@ -6,6 +6,7 @@ import io
 import pickle
 import threading
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -206,6 +207,21 @@ def test_generators_and_their_states() -> None:
     assert torch.equal(inside.cpu(), torch.rand(3, device="sycl").cpu())
     torch.sycl.manual_seed_all(2**64 - 1)
     assert torch.sycl.initial_seed() == 2**64 - 1
+
+
+@pytest.mark.parametrize("function", ["manual_seed", "manual_seed_all"])
+def test_seeds_are_checked_alike(function: str) -> None:
+    set_seed = getattr(torch.sycl, function)
+    for seed in (0, np.int64(3), 2**64 - 1, -1, -(2**63)):
+        set_seed(seed)
+        assert torch.sycl.initial_seed() == int(seed) % 2**64
+    for seed in (torch.tensor(5), "3", True, 1.5, None):
+        with pytest.raises(TypeError, match=rf"^\[sycl\.{function}\] expected an int .*got {type(seed).__name__}$"):
+            set_seed(seed)
+    for seed in (2**64, -(2**63) - 1):
+        with pytest.raises(ValueError, match=rf"^\[sycl\.{function}\] expected a seed from .*, got {seed}$"):
+            set_seed(seed)
+    assert torch.sycl.initial_seed() == 2**63  # as before
 
 
 def test_a_state_is_not_taken_from_the_middle_of_a_draw() -> None:

@@ -168,6 +168,22 @@ def test_current_streams() -> None:
         assert torch.sycl.current_device() == 0
 
 
+def test_torchs_streams_and_events_of_the_device_are_instances() -> None:
+    current = torch.sycl.current_stream()
+    for stream in (current, torch.sycl.default_stream(), torch.sycl.Stream(), torch.Stream(device="sycl")):
+        assert isinstance(stream, torch.sycl.Stream) and not isinstance(stream, torch.sycl.Event)
+    for event in (torch.sycl.Event(), current.record_event(), torch.Event(device="sycl")):
+        assert isinstance(event, torch.sycl.Event) and not isinstance(event, torch.sycl.Stream)
+
+    class Derived(torch.sycl.Stream):
+        pass
+
+    elsewhere = torch.Stream(stream_id=0, device_index=-1, device_type=0)
+    assert isinstance(Derived(), torch.sycl.Stream) and isinstance(Derived(), Derived)
+    assert not isinstance(current, Derived)
+    assert not isinstance(elsewhere, torch.sycl.Stream) and not isinstance(1, torch.sycl.Stream)
+
+
 def test_backward_runs_on_the_stream_of_the_forward_pass() -> None:
     side = torch.sycl.Stream()
     x = torch.randn(1000, device="sycl", requires_grad=True)
@@ -192,8 +208,34 @@ def test_a_device_that_is_not_there() -> None:
     ):
         with pytest.raises((RuntimeError, ValueError), match="got sycl:100"):
             use()
-    with pytest.raises(ValueError, match="expected a device sycl, sycl:N or N, got 'cpu'"):
+    with pytest.raises(ValueError, match=r"^\[sycl\.\w+\] expected a device of type sycl, got 'cpu'$"):
         torch.sycl.set_device("cpu")
+
+
+@pytest.mark.parametrize("device", [0, "0", "sycl", "sycl:0", torch.device("sycl", 0), None, -1])
+def test_what_names_a_device(device) -> None:
+    torch.sycl.set_device(device)
+    assert torch.sycl.current_device() == 0 and torch.sycl.current_stream(device) == torch.sycl.current_stream()
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "complaint"),
+    [
+        (300, ValueError, "expected the index of a device, which is from 0 to 127, got 300"),
+        (2**40, ValueError, f"expected the index of a device, which is from 0 to 127, got {2**40}"),
+        ("sycl:256", ValueError, "expected the index of a device, which is from 0 to 127, got 256"),
+        ("cpu:256", ValueError, "expected a device of type sycl, got 'cpu:0'"),
+        ("abacus", ValueError, "expected an index or a device of type sycl, got 'abacus'"),
+        (1.5, TypeError, "expected an int, a str, a torch.device or None, got float"),
+        ([0], TypeError, "expected an int, a str, a torch.device or None, got list"),
+        (True, TypeError, "expected an int, a str, a torch.device or None, got bool"),
+    ],
+)
+def test_what_names_no_device(device, error: type[Exception], complaint: str) -> None:
+    for use in (torch.sycl.set_device, torch.sycl.memory_allocated, torch.sycl.Stream):
+        with pytest.raises(error, match=r"^\[sycl\.\w+\] ") as raised:
+            use(device)
+        assert str(raised.value).endswith(f"] {complaint}")
 
 
 def test_a_stream_that_is_not_there() -> None:

@@ -123,6 +123,47 @@ def test_checkpointed(use_reentrant: bool) -> None:
     assert torch.equal(x.grad.cpu(), expected.cpu())
 
 
+def dropped(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.dropout(x, 0.5) * x
+
+
+def dropped_twice(x: torch.Tensor) -> torch.Tensor:
+    """Draws from the device's generator, also inside of a fork of it."""
+    with torch.random.fork_rng():
+        x = dropped(x)
+    return nn.functional.dropout(x, 0.5)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("drop", [dropped, dropped_twice])
+def test_a_checkpoint_draws_the_same_numbers_again(drop, use_reentrant: bool) -> None:
+    x = torch.ones(64, device="sycl", requires_grad=True)
+    y = checkpoint(drop, x, use_reentrant=use_reentrant)
+    after = torch.sycl.get_rng_state()
+    y.sum().backward()
+    assert torch.equal(y, x.grad / 2) and 0 < y.count_nonzero().item() < 64
+    assert torch.equal(torch.sycl.get_rng_state(), after)  # backward draws nothing from the generator outside
+
+
+def test_checkpoints_and_compiled_functions() -> None:
+    """docs/devices.md says what torch refuses: where this fails, torch has learned it."""
+    x = torch.ones(64, device="sycl", requires_grad=True)
+    y = checkpoint(torch.compile(dropped, backend="aot_eager"), x, use_reentrant=False)
+    y.sum().backward()
+    assert torch.equal(y, x.grad / 2)
+    inside = torch.compile(lambda x: checkpoint(dropped, x, use_reentrant=False), backend="aot_eager")
+    with pytest.raises(AssertionError, match="Backend not supported for sycl"):
+        inside(x)
+    torch._dynamo.reset()
+
+
+def test_lazy_modules() -> None:
+    x = torch.ones(2, 5, device="sycl")
+    made_there, moved_late = nn.LazyLinear(3, device="sycl"), nn.LazyLinear(3)
+    moved_late(x.cpu())
+    assert made_there(x).device == moved_late.to("sycl")(x).device == x.device
+
+
 def test_vmap_and_inference_mode() -> None:
     x = torch.randn(3, 4, device="sycl")
     assert torch.equal(torch.vmap(lambda row: row * 2 + row[0])(x).cpu(), x.cpu() * 2 + x.cpu()[:, :1])
