@@ -59,7 +59,7 @@ struct CodecTraits {
   float learnt_share = 1.0F;       // share of what is sent that a memory learns: less than 1 where codes vary (DIANA)
   bool leaves_unsent = false;      // most values are not sent, and decode to 0
   bool needs_estimate = false;     // encode() needs EncodeInput::estimate, and so a feedback that keeps one
-  bool rounds_at_random = false;  // codes depend on EncodeInput::rounding_key
+  bool rounds_at_random = false;   // codes depend on EncodeInput::rounding_key
   bool draws_places = false;  // it draws the values that it sends from PayloadPart::key, each such codec in its own way
 
   /// Whether each value arrives unchanged.

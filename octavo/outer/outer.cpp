@@ -223,7 +223,8 @@ void Outer::throw_if_failed() {
   if (failure_) std::rethrow_exception(failure_);
 }
 
-/// Calls `body`. Where it throws, every later call does: the other ranks make this round, and this rank has not made it.
+/// Calls `body`. Where it throws, every later call does: the other ranks make this round, and this rank has not made
+/// it.
 template <class Body>
 void Outer::or_fail_for_good(const Body& body) {
   try {

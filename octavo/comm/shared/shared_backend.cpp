@@ -166,8 +166,7 @@ void SharedBackend::complete_old_works() {
 
 SharedBackend::WorkPtr SharedBackend::begun(std::unique_ptr<Posting> posting, milliseconds timeout,
                                             std::function<void(const Posting&)> finish) {
-  WorkPtr work =
-      c10::make_intrusive<SharedWork>(std::move(posting), deadline_or_default(timeout), std::move(finish));
+  WorkPtr work = c10::make_intrusive<SharedWork>(std::move(posting), deadline_or_default(timeout), std::move(finish));
   begun_.push_back({posted_, c10::weak_intrusive_ptr<c10d::Work>(work)});
   return work;
 }

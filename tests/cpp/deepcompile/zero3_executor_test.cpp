@@ -259,7 +259,8 @@ TEST(Z3ExecutorTest, RanksThatGatherOtherParametersAreTold) {
 TEST(Zero3Executor, AGatherThatWasRefusedDoesNotCount) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     auto registry = std::make_shared<dc::DSParamRegistry>();
-    for (const long id : {0L, 1L}) registry->registerParam(id, {2}, at::full({1}, rank, at::kFloat), {}, true, 0, false);
+    for (const long id : {0L, 1L})
+      registry->registerParam(id, {2}, at::full({1}, rank, at::kFloat), {}, true, 0, false);
     dc::ParamGather gather(std::make_unique<Wire>(backend, kGatherDeadline), registry);
     if (rank == 1) {
       at::Tensor shard = registry->getParam(1).getDSTensor();
