@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `octavo`, also as `python -m octavo`. It needs more packages than the library: the extra `train`."""
 
+import os
 import re
 import sys
 from importlib.metadata import requires
@@ -13,6 +14,7 @@ EXIT_FAILED = 1
 def main() -> None:
     """Runs the command line of `octavo.cli`. Where a package of the extra `train` is missing, it prints one sentence
     that says so and exits with status 1."""
+    _open_missing_streams()
     try:
         with quick_imports():
             from octavo.cli import app
@@ -27,6 +29,17 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(EXIT_FAILED)
+
+
+def _open_missing_streams() -> None:
+    """Opens the null device for each standard stream that the caller has closed, as `>&-` in a shell does. Python has
+    None in place of such a stream, and a file that is opened later, or one of a rank, would take its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # It takes the lowest number that is free, which is that of the stream.
+            stream = open(os.devnull, mode)  # noqa: SIM115 - open as long as the process
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def _packages_of_the_extra() -> set[str]:

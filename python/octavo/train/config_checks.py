@@ -21,6 +21,8 @@ OUTER_OPTIONS = ("outer_delay", "outer_fragments", "outer_lr", "outer_momentum")
 MODELS = ("tiny", "small", "220m")
 DEVICES = ("auto", "cpu", "cuda", "xpu", "sycl")
 PRECISIONS = ("auto", "fp32", "bf16")
+LEAST_TIMEOUT_S = 1
+"""The smallest --timeout-s: in less, ranks cannot meet, because some need longer than others to start."""
 MOST_TIMEOUT_S = 365 * 24 * 3600
 """The largest --timeout-s: much larger ones do not fit into the type in which torch counts them."""
 _HINTS = {"clip_norm": "; leave it out for no clipping"}
@@ -54,6 +56,8 @@ def _check_ranges(config: TrainConfig) -> None:
         value = getattr(config, name)
         if value is not None and not (math.isfinite(value) and value > 0):
             refuse(f"--{name.replace('_', '-')} must be finite and above 0, not {value}{_HINTS.get(name, '')}")
+    if config.timeout_s < LEAST_TIMEOUT_S:
+        refuse(f"--timeout-s must be at least {LEAST_TIMEOUT_S}, not {config.timeout_s}")
     if config.timeout_s > MOST_TIMEOUT_S:
         refuse(f"--timeout-s must be at most {MOST_TIMEOUT_S}, which is a year, not {config.timeout_s}")
     for name in ("beta1", "beta2", "outer_momentum"):

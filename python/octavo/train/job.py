@@ -221,7 +221,8 @@ def _train(run: _Run, trainer: Trainer, console: Console | None) -> None:
     log = world.agree(lambda: MetricsLog(run.out / run_folder.METRICS, totals.step) if world.is_main else None)
     if log and log.missing:
         _warn(f"{run.out / run_folder.METRICS} has lost the lines of {log.missing} of the first {totals.step} steps")
-    writer = CheckpointWriter(world, run.disk, run.checkpoints, run_folder.key_of(run.identity), totals.step)
+    key = run_folder.key_of(run.identity)
+    writer = CheckpointWriter(world, run.disk, run.checkpoints, key, _warn, totals.step)
     display = make_display(console, config.steps, totals.step)
     display.note(_opening(run, trainer))
     if config.outer and world.is_main and (trouble := warning_of_few_rounds(config.steps, config.outer)):

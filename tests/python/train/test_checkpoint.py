@@ -58,7 +58,7 @@ class Shelf:
         self.warnings: list[str] = []
 
     def writer(self, resumed_step: int = 0) -> CheckpointWriter:
-        return CheckpointWriter(self.world, self.disk, self.folder, RUN, resumed_step)
+        return CheckpointWriter(self.world, self.disk, self.folder, RUN, self.warnings.append, resumed_step)
 
     def newest(self, run: str = RUN) -> int | None:
         found = restore.newest_checkpoint(self.world, self.disk, self.folder, run, self.warnings.append)
@@ -165,6 +165,50 @@ def test_a_damaged_step_is_replaced_when_the_run_comes_there_again(shelf):
     assert shelf.newest() == 2
 
 
+@pytest.mark.parametrize("kind", ["file", "link", "link to nothing"])
+def test_what_is_no_folder_under_the_name_of_a_step_is_replaced(shelf, tmp_path, kind):
+    save(shelf.writer(), 1)
+    path = step_folder(shelf.folder, 2)
+    path.write_text("not a step") if kind == "file" else path.symlink_to(elsewhere(tmp_path, kind))
+    save(shelf.writer(resumed_step=1), 2)
+    assert shelf.newest() == 2
+    assert not path.is_symlink() and not list(shelf.folder.glob(".*"))
+    assert (tmp_path / "disk" / "model").exists() == (kind == "link")
+
+
+def elsewhere(folder: Path, kind: str) -> Path:
+    """Returns the target of a link: a folder with a file in it, or nothing."""
+    target = folder / "disk"
+    if kind == "link":
+        target.mkdir()
+        (target / "model").write_text("of an older step")
+    return target
+
+
+@pytest.mark.parametrize("kind", ["link", "link to nothing"])
+def test_of_an_old_step_that_is_a_link_only_the_link_is_removed(shelf, tmp_path, kind):
+    step_folder(shelf.folder, 1).parent.mkdir()
+    step_folder(shelf.folder, 1).symlink_to(elsewhere(tmp_path, kind))
+    save(shelf.writer(), 2, 3)
+    assert saved_steps(shelf.folder) == [3, 2]
+    assert (tmp_path / "disk" / "model").exists() == (kind == "link")
+    assert shelf.warnings == []
+
+
+def test_an_old_step_that_cannot_be_removed_is_named_once_and_the_job_goes_on(shelf, monkeypatch):
+    old, real = step_folder(shelf.folder, 1), shutil.rmtree
+
+    def remove(path: Path, **options) -> None:
+        if path == old:
+            raise PermissionError(1, "Operation not permitted")
+        real(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    save(shelf.writer(), 1, 2, 3, 4)
+    assert saved_steps(shelf.folder) == [4, 3, 1]
+    assert shelf.warnings == [f"{old} is no longer needed and cannot be removed: Operation not permitted"]
+
+
 def test_no_good_step_among_several_is_an_error_not_a_fresh_start(shelf):
     save(shelf.writer(), 1, 2)
     for step in (1, 2):
@@ -266,7 +310,7 @@ def save_while_rank_1_cannot_see_the_mark_of_rank_0(rank: int, out: str) -> tupl
             patch.setattr(Path, "exists", lambda p: not hidden.fullmatch(p.name) and exists(p))
         disk = find_disk(world, Path(out))
     folder = Path(out) / "checkpoint"
-    CheckpointWriter(world, disk, folder, RUN).save(1, write_shared, {})
+    CheckpointWriter(world, disk, folder, RUN, print).save(1, write_shared, {})
     return disk.members, sorted(path.name for path in step_folder(folder, 1).iterdir())
 
 
@@ -294,7 +338,7 @@ def save_one_step(rank: int, size: int, outs: list[str]) -> None:
     """Saves step 3 as one of `size` ranks, each in its own folder of `outs`."""
     world, out = World(rank, size), Path(outs[rank])
     state = {"handle": {"rank": rank, "residual": torch.full((3,), float(rank))}}
-    CheckpointWriter(world, find_disk(world, out), out / "checkpoint", RUN).save(3, write_shared, state)
+    CheckpointWriter(world, find_disk(world, out), out / "checkpoint", RUN, print).save(3, write_shared, state)
 
 
 def load_newest(rank: int, size: int, outs: list[str]):

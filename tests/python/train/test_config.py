@@ -38,6 +38,7 @@ pytestmark = pytest.mark.timeout(30)
         (dict(clip_norm=0.0), "--clip-norm must be finite and above 0, not 0.0; leave it out for no clipping"),
         (dict(clip_norm=float("inf")), "--clip-norm must be finite and above 0, not inf"),
         (dict(timeout_s=0.0), "--timeout-s must be finite and above 0, not 0.0"),
+        (dict(timeout_s=0.001), "--timeout-s must be at least 1, not 0.001"),
         (dict(timeout_s=1e15), "--timeout-s must be at most 31536000, which is a year, not 1000000000000000.0"),
         (dict(data=""), "--data is empty; leave it out for the bundled tasks"),
         (dict(port=70000), "--port must be between 1 and 65535"),

@@ -202,6 +202,10 @@ def test_half_a_draw_of_the_tasks_is_no_missing_file(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"^\[train\.dataset\] tasks:abc is neither a file nor .* tasks:DRAW:COUNT"):
         load_corpus(Path("tasks:abc"), seed=0)
+    with pytest.raises(
+        ValueError, match=r"^\[train\.dataset\] tasks is neither .* tasks:2:500, or leave --data out for"
+    ):
+        load_corpus(Path("tasks"), seed=0)
     Path("tasks:abc.txt").write_text(" ".join(map(str, range(2000))))
     assert load_corpus(Path("tasks:abc.txt"), seed=0).train
 

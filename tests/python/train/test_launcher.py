@@ -11,9 +11,11 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
-from train_runs import clean_environment
+import torch
+from train_runs import clean_environment, nano_config, read_curve, train_command
 
 from octavo.train.config import TrainConfig
 from octavo.train.cores import usable_cores
@@ -217,6 +219,32 @@ def test_a_port_in_use_is_one_sentence_and_starts_nothing(play):
             play("print('started')", port=port)
 
 
+def test_the_connections_of_a_killed_launcher_do_not_keep_its_port(play):
+    """A killed launcher closes its connections first, and the system keeps them for a minute."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    store = launcher._serve_store(TrainConfig(port=port))
+    with socket.create_connection(("127.0.0.1", port)) as rank:
+        del store
+        rank.settimeout(30)
+        assert rank.recv(1) == b"", "the store closes first"
+    assert play("pass", port=port)[0] == 0
+
+
+def test_a_store_that_misses_its_deadline_is_one_sentence_and_starts_nothing(play, monkeypatch):
+    def late(*_: object, **__: object) -> NoReturn:
+        raise torch.distributed.DistNetworkError("The client socket has timed out after 1500ms")
+
+    monkeypatch.setattr(torch.distributed, "TCPStore", late)
+    with pytest.raises(RuntimeError) as failure:
+        play("print('started')", timeout_s=1.5)
+    assert str(failure.value) == (
+        "[train.launcher] the store where the ranks meet did not answer within --timeout-s 1.5: choose a longer "
+        "--timeout-s"
+    )
+
+
 def test_a_master_port_in_the_environment_counts(play, monkeypatch):
     for port in ("many", "--5"):
         monkeypatch.setenv("MASTER_PORT", port)
@@ -259,15 +287,16 @@ def test_too_many_ranks_are_refused_before_anything_starts(play):
         (signal.SIGKILL, -9, ""),
     ],
 )
-def test_no_rank_outlives_its_launcher(tmp_path, number, status, words):
+def test_no_rank_and_no_file_outlives_its_launcher(tmp_path, number, status, words):
     rank = textwrap.dedent(f"""
         import os, time
         with open(r"{tmp_path}/" + os.environ["RANK"], "w") as file:
             file.write(str(os.getpid()))
         time.sleep(60)
     """)
-    process = start_launcher(rank)
+    process = start_launcher(rank, TMPDIR=str(tmp_path))
     pids = [int(wait_for(lambda n=n: (tmp_path / str(n)).read_text())) for n in (0, 1)]
+    wait_for(lambda: not list(tmp_path.glob("octavo-*")))
     process.send_signal(number)
     said = process.communicate(timeout=30)[1]
     assert (process.returncode, said) == (status, words)
@@ -312,7 +341,15 @@ def test_a_second_ctrl_c_does_not_keep_the_ranks_from_being_ended(tmp_path):
     assert not any(is_alive(pid) for pid in pids)
 
 
-def start_launcher(rank: str, ignored: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def test_a_run_trains_without_a_stdout(tmp_path):
+    config = nano_config(tmp_path, nproc=1, steps=1)
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", *train_command(config)]
+    done = subprocess.run(command, env=clean_environment(), stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(read_curve(tmp_path / "out")) == 1
+
+
+def start_launcher(rank: str, ignored: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
     """Starts a process that ignores only the signals that are named and launches two ranks with the script `rank`."""
     parent = textwrap.dedent(f"""
         import signal, sys
@@ -325,7 +362,7 @@ def start_launcher(rank: str, ignored: tuple[str, ...] = ()) -> subprocess.Popen
         sys.exit(launcher.launch(TrainConfig()))
     """)
     command = [sys.executable, "-c", parent]
-    return subprocess.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=clean_environment(**environment), stderr=subprocess.PIPE, text=True)
 
 
 def wait_for(condition, timeout_s: float = 30.0):

@@ -137,6 +137,17 @@ def test_out_must_be_a_directory(world, tmp_path):
             run_job(dataclasses.replace(config, out=out), world, None)
 
 
+@pytest.mark.parametrize("target", ["nothing", "out"])
+def test_an_out_that_is_a_link_to_nothing_is_named(world, tmp_path, target):
+    config = nano_config(tmp_path)
+    Path(config.out).symlink_to(tmp_path / target)
+    for out in (config.out, f"{config.out}/below"):
+        with pytest.raises(
+            JobError, match=r"^\[train\.shared_disk\] --out .* is a link to nothing, or is below one: make"
+        ):
+            run_job(dataclasses.replace(config, out=out), world, None)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -153,6 +164,16 @@ def test_a_damaged_record_of_a_run_is_named(world, tmp_path, text, words):
     with pytest.raises(JobError) as caught:
         run_job(config, world, None)
     assert str(caught.value).startswith(f"[train.run_folder] {record} {words}")
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"), [("auto", "bf36"), ("auto", "auto"), ("auto", None), ("auto", ["bf16"]), ("fp32", "bf16")]
+)
+def test_a_record_with_a_precision_that_its_run_cannot_have_chosen_is_refused(tmp_path, asked, chosen):
+    identity = run_folder.identity_of(TrainConfig(precision=asked), load_corpus(None, seed=0), {})
+    run_folder.write_record(tmp_path, identity, {"precision": chosen})
+    with pytest.raises(ValueError, match=r"^\[train\.run_folder\] .*run\.json is not the record of a run: restore it"):
+        run_folder.claim(tmp_path, identity, fresh=False)
 
 
 def test_two_runs_at_once_on_one_out_are_refused(world, tmp_path):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tokenizer: it restores any text, gives the same tokens for the same data, and can be opened by transformers."""
 
+import random
+import string
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,19 @@ def test_sizes(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> None:
         ValueError, match=r"\[train.tokenizer\] a vocabulary of 261 tokens is too small; it needs at least 262"
     ):
         train_tokenizer(corpus, 261)
+
+
+def texts(*texts: str) -> Corpus:
+    return Corpus("texts", [Example("", "", text) for text in texts], [], False, "")
+
+
+def test_a_word_of_any_length_is_cut_for_the_vocabulary_alone() -> None:
+    """The time of the training grows with the square of a word's length: 300,000 letters in one word took a minute."""
+    picture = "".join(random.Random(0).choices(string.ascii_letters, k=5_000))
+    whole = train_tokenizer(texts(picture))
+    pieces = train_tokenizer(texts(*(picture[i : i + 1000] for i in range(0, 5000, 1000))))
+    assert whole.backend_tokenizer.to_str() == pieces.backend_tokenizer.to_str()
+    assert "Split" not in whole.backend_tokenizer.to_str(), "a text is encoded as before"
 
 
 def test_a_prompt_is_bos_one_token_a_heading_and_the_text(tokenizer: PreTrainedTokenizerFast) -> None:

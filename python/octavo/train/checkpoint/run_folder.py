@@ -16,6 +16,7 @@ from octavo import durable_files
 from octavo.outer import outer_rates
 from octavo.train import errors
 from octavo.train.config import TrainConfig
+from octavo.train.config_checks import PRECISIONS
 from octavo.train.data.dataset import Corpus
 
 RUN = "run.json"
@@ -100,6 +101,8 @@ def claim(out: Path, identity: dict[str, Any], fresh: bool) -> dict[str, Any] | 
         _refuse_other(out, record["identity"], identity)
     except (KeyError, TypeError) as error:  # an option is missing, or has a value that none of ours has
         raise _no_record(out / RUN) from error
+    if not _is_choice_of(identity, record["resolved"]):
+        raise _no_record(out / RUN)
     return record
 
 
@@ -154,6 +157,13 @@ def _read(path: Path) -> dict[str, Any] | None:
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise _no_record(path) from error
+
+
+def _is_choice_of(identity: dict[str, Any], resolved: dict[str, Any]) -> bool:
+    """Whether a run with the options `identity` can have chosen what `resolved` says, which may be nothing."""
+    asked = identity["precision"]
+    choices = [name for name in PRECISIONS if name != "auto"] if asked == "auto" else [asked]
+    return "precision" not in resolved or resolved["precision"] in choices
 
 
 def _no_record(path: Path) -> ValueError:

@@ -71,7 +71,14 @@ def _leave_mark(folder: Path, mark: Path) -> None:
     try:
         durable_files.make_folder(folder)
         mark.touch()
-    except (FileExistsError, NotADirectoryError) as error:
-        raise ValueError(f"[train.shared_disk] --out {folder} is a file, or is below one: name a folder") from error
     except OSError as error:
-        raise ValueError(f"[train.shared_disk] --out {folder} cannot be written to: {error.strerror}") from error
+        raise ValueError(f"[train.shared_disk] --out {folder} {_trouble_with(folder, error)}") from error
+
+
+def _trouble_with(folder: Path, error: OSError) -> str:
+    """Returns why `folder` takes no file, to follow its name in a sentence."""
+    if any(path.is_symlink() and not path.exists() for path in (folder, *folder.parents)):
+        return "is a link to nothing, or is below one: make the folder that the link names, or name another"
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        return "is a file, or is below one: name a folder"
+    return f"cannot be written to: {error.strerror}"

@@ -69,8 +69,18 @@ def saved_steps(folder: Path) -> list[int]:
 class CheckpointWriter:
     """Writes the steps of one run. Every method is called by all ranks together."""
 
-    def __init__(self, world: World, disk: Disk, folder: Path, fingerprint: str, resumed_step: int = 0) -> None:
+    def __init__(
+        self,
+        world: World,
+        disk: Disk,
+        folder: Path,
+        fingerprint: str,
+        warn: Callable[[str], None],
+        resumed_step: int = 0,
+    ) -> None:
+        """`warn` takes one line for each older step that cannot be removed."""
         self._world, self._disk, self._folder, self._fingerprint = world, disk, folder, fingerprint
+        self._warn, self._unremovable = warn, set[int]()
         self._good = [resumed_step] if resumed_step else []
         world.agree(self._sweep)
 
@@ -129,8 +139,17 @@ class CheckpointWriter:
             return
         oldest_kept = self._good[-KEEP]
         for step in saved_steps(self._folder):
-            if step < oldest_kept:
-                shutil.rmtree(step_folder(self._folder, step))
+            if step < oldest_kept and step not in self._unremovable:
+                self._remove_step(step)
+
+    def _remove_step(self, step: int) -> None:
+        """Removes an older step. The newest is complete by now, so that a failure is no reason to end the job."""
+        path = step_folder(self._folder, step)
+        try:
+            _remove(path)
+        except OSError as error:
+            self._unremovable.add(step)  # it is told once, not after every checkpoint
+            self._warn(f"{path} is no longer needed and cannot be removed: {error.strerror or error}")
 
     def _sweep(self) -> None:
         """Removes what a killed run had not finished writing."""
@@ -143,6 +162,7 @@ class CheckpointWriter:
 
 
 def _remove(path: Path) -> None:
+    """Removes a folder with all that is in it, a file, or a link. What a link points to stays."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -157,9 +177,9 @@ def _make_empty(folder: Path) -> None:
 
 def _publish(aside: Path, final: Path) -> None:
     # `final` exists only where it did not verify on every disk: a good step is not written again.
-    if final.exists():
+    if os.path.lexists(final):
         stale = aside.with_name(f"{_ASIDE}stale-{final.name}")
         os.replace(final, stale)
-        shutil.rmtree(stale)
+        _remove(stale)
     os.replace(aside, final)
     durable_files.sync_folder(final.parent)

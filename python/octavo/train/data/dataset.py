@@ -53,9 +53,12 @@ def load_corpus(path: Path | None, *, seed: int) -> Corpus:
 
 
 def _refuse_half_a_draw(path: Path) -> None:
-    if str(path).startswith("tasks:") and not path.exists():
-        trouble = "neither a file nor a draw of the bundled tasks, which is tasks:DRAW or tasks:DRAW:COUNT: tasks:2:500"
-        raise ValueError(f"[train.dataset] {path} is {trouble}")
+    name = str(path)
+    if not (name == "tasks" or name.startswith("tasks:")) or path.exists():
+        return
+    trouble = "neither a file nor a draw of the bundled tasks, which is tasks:DRAW or tasks:DRAW:COUNT: tasks:2:500"
+    hint = "" if name != "tasks" else ", or leave --data out for the draw that is used by default"
+    raise ValueError(f"[train.dataset] {path} is {trouble}{hint}")
 
 
 def _split(examples: list[Example], seed: int, place: str) -> tuple[list[Example], list[Example]]:

@@ -7,7 +7,7 @@ with numbers. Each heading of the prompt is one token, which keeps short tasks s
 
 from collections.abc import Iterator
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from octavo.train.data.dataset import Corpus, Example
@@ -15,6 +15,10 @@ from octavo.train.data.dataset import Corpus, Example
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 HEADINGS = ("### Instruction:", "\n\n### Input:", "\n\n### Response:")
 MIN_VOCAB_SIZE = 256 + 3 + len(HEADINGS)
+
+_LONGEST_WORD = 1000
+"""The longest word, in bytes, that the vocabulary is made of. The time of BpeTrainer grows with the square of a word's
+length, and for a picture in letters it would be hours. Words of a language are shorter by far."""
 
 
 def rounds(example: Example) -> list[tuple[str, str]]:
@@ -56,9 +60,7 @@ def train_tokenizer(corpus: Corpus, vocab_size: int | None = None) -> PreTrained
             f"[train.tokenizer] a vocabulary of {size} tokens is too small; it needs at least {MIN_VOCAB_SIZE}"
         )
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    words = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size - len(HEADINGS),
@@ -66,7 +68,10 @@ def train_tokenizer(corpus: Corpus, vocab_size: int | None = None) -> PreTrained
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    cut = pre_tokenizers.Split(Regex(f".{{{_LONGEST_WORD}}}"), "isolated")
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([*words, cut])
     bpe.train_from_iterator(_texts(corpus), trainer)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(words)  # a text is encoded in time that grows with its length
     bpe.add_tokens([AddedToken(heading, normalized=False) for heading in HEADINGS])
     bpe.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, bpe.token_to_id(BOS))]

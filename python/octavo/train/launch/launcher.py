@@ -119,19 +119,37 @@ def _restored_signals() -> Iterator[None]:
 
 def _serve_store(config: TrainConfig) -> dist.TCPStore:
     asked = config.port if config.port is not None else env_number("MASTER_PORT", default=0)
+    listener = _listen(asked)
+    port, timeout = listener.getsockname()[1], timedelta(seconds=config.timeout_s)
+    try:
+        return dist.TCPStore(
+            HOST, port, config.nproc, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+    except dist.DistNetworkError as error:
+        raise RuntimeError(
+            f"[train.launcher] the store where the ranks meet did not answer within --timeout-s {config.timeout_s:g}: "
+            "choose a longer --timeout-s"
+        ) from error
+
+
+def _listen(port: int) -> socket.socket:
+    """Returns a socket that listens at `port`, or at a port that the system picks where it is 0. Raises RuntimeError
+    where the port is in use."""
     listener = socket.socket()
     try:
-        listener.bind((HOST, asked))
+        if port:
+            # For a minute the system keeps the connections of a launcher that was killed. They alone do not make a port
+            # one in use; where a program listens there, the option changes nothing.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+        listener.listen()
     except (OSError, OverflowError) as error:
+        listener.close()
         raise RuntimeError(
-            f"[train.launcher] the ranks cannot meet at port {asked} ({sentence(error)}): "
+            f"[train.launcher] the ranks cannot meet at port {port} ({sentence(error)}): "
             "choose another --port, or leave it and MASTER_PORT out"
         ) from error
-    listener.listen()
-    port, timeout = listener.getsockname()[1], timedelta(seconds=config.timeout_s)
-    return dist.TCPStore(
-        HOST, port, config.nproc, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
+    return listener
 
 
 def _command(config: TrainConfig) -> list[str]:

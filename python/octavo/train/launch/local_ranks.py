@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Mapping
@@ -37,7 +38,8 @@ class LocalRanks:
     """
 
     def __init__(self, command: list[str], environments: list[dict[str, str]], folder: Path) -> None:
-        """Starts one rank for each of `environments`, which add to our own. `folder` takes their output."""
+        """Starts one rank for each of `environments`, which add to our own. `folder` takes their output, and is removed
+        as soon as they run."""
         # elastic would report to this logger what our caller says in one sentence.
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
         start = ("-I", "-S", die_with_parent.__file__, str(os.getpid()), *command)
@@ -54,9 +56,13 @@ class LocalRanks:
         )
         for number in ignored:
             signal.signal(number, signal.SIG_IGN)
+        # Files that are open need no names, and without names nothing is left of a launcher that is killed.
+        paths = self._processes.stderrs
+        self._stderrs = {rank: open(paths[rank], "rb") for rank in paths}  # noqa: SIM115 - open as long as the ranks
+        shutil.rmtree(folder, ignore_errors=True)
         self._rank_0_stderr = TailLog(
             "rank",
-            {0: self._processes.stderrs[0]},
+            {0: f"/proc/self/fd/{self._stderrs[0].fileno()}"},
             sys.stderr,
             log_line_prefixes={0: ""},
             log_line_filter=lambda line: not line.startswith(ERROR_MARK),
@@ -78,9 +84,9 @@ class LocalRanks:
 
     def stderr(self, rank: int) -> list[str]:
         """Returns the last lines that `rank` wrote to stderr, without blank ones."""
-        with open(self._processes.stderrs[rank], "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+        file = self._stderrs[rank]
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
         return [line.rstrip() for line in lines if line.strip()][-_SHOWN_LINES:]
 
 
