@@ -46,6 +46,12 @@ class SharedWork final : public c10d::Work {
     return true;
   }
 
+  /// Called when the last caller lets go of it; the back end's weak pointer keeps the rest for a while.
+  void release_resources() override {
+    finish_ = nullptr;
+    posting_.reset();
+  }
+
  private:
   std::mutex mutex_;
   std::unique_ptr<Posting> posting_;

@@ -193,6 +193,13 @@ TEST(SharedBackend, WorksThatNobodyWaitsForAreForgotten) {
     for (std::uint32_t turn = 0; turn < 2 * HostRanks::kSlots; ++turn) shared->_allgather_base(all, own, {});
     shared->_allgather_base(all, own, {})->wait();
     EXPECT_EQ(all.sum().item<int>(), 1);
+    constexpr std::int64_t kBytes = 1 << 20, kTurns = 100;
+    at::Tensor large = at::zeros({kBytes}, at::kByte), room = at::empty({2 * kBytes}, at::kByte);
+    for (std::int64_t turn = 0; turn < kTurns; ++turn) {
+      shared->_allgather_base(room, large, {});
+      shared->_allgather_base(all, own, {})->wait();
+    }
+    EXPECT_LT(shared->ranks()->files()[static_cast<std::size_t>(rank)]->size(), kTurns * kBytes / 4);
   });
 }
 
