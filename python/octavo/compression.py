@@ -76,9 +76,12 @@ def compress(
     are refused with it.
 
     Raises ValueError for arguments that make no sense, and on all ranks where the ranks' arguments differ; TypeError
-    for another kind of model; NotImplementedError, with the reason, where the gradients' device has no kernels.
+    for another kind of model or scaler; NotImplementedError, with the reason, where the gradients' device has no
+    kernels.
     """
     require_seed(seed, "compression.compress")
+    if scaler is not None and not hasattr(scaler, "get_scale"):
+        raise TypeError(f"[compression.compress] expected a GradScaler as scaler, got {type(scaler).__name__}")
     if page_dir is not None and not is_paged:
         raise ValueError(
             f"[compression.compress] page_dir is for paged states, got {page_dir!r}: pass is_paged=True, too"

@@ -17,6 +17,7 @@ from octavo._C import Plan
 from octavo.alive import OwnHook
 from octavo.handle_momenta import SendsMomenta
 from octavo.handle_state import SCHEMA, WHOLE_MODEL, State, require_memory_orders, states_of_one_run, tensors_of
+from octavo.optim.clipping import require_max_norm
 from octavo.optim.joined import JoinedOptimizer, require_no_momentum
 from octavo.optim.shards import gathered
 from octavo.parameters import memory_orders
@@ -219,8 +220,10 @@ class Handle(SendsMomenta):
 
         Unlike torch's function it tells error feedback of the clip (``scaled_by``). An optimizer that
         ``octavo.compress`` was given, that has all of these parameters and a ``clip_grad_norm_`` of its own clips by
-        that. Raises ValueError for a joined optimizer that does not clip, or that lacks a parameter.
+        that. Raises ValueError for a joined optimizer that does not clip, or that lacks a parameter, and for a norm
+        below 0.
         """
+        require_max_norm(max_norm, "handle.clip_grad_norm_")
         optimizer = self._optimizer or (None if self._other_optimizer is None else self._other_optimizer())
         own = getattr(optimizer, "clip_grad_norm_", None)
         strangers = [] if own is None else self._parameters_without(optimizer)

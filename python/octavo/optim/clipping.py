@@ -4,11 +4,21 @@
 from __future__ import annotations
 
 import weakref
+from numbers import Real
 
 import torch
 from torch import Tensor
 
 from octavo.optim.shards import gathered, local
+
+
+def require_max_norm(max_norm: object, where: str) -> None:
+    """Raises TypeError or ValueError, in the name of `where`, unless gradients can be clipped to this norm, which may
+    be infinite."""
+    if not isinstance(max_norm, (Real, Tensor)) or isinstance(max_norm, bool):
+        raise TypeError(f"[{where}] expected max_norm as a number, got {type(max_norm).__name__}")
+    if not max_norm >= 0:
+        raise ValueError(f"[{where}] expected max_norm as a number of at least 0, got {max_norm}")
 
 
 class GradientClip:

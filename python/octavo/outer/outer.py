@@ -25,7 +25,7 @@ from octavo.outer.checks import (
     require_unwrapped,
 )
 from octavo.outer.rates import outer_rates, warning_of_few_rounds
-from octavo.outer.state import SCHEMA, is_finite, require_of_rank, states_by_rank
+from octavo.outer.state import SCHEMA, is_finite, require_of_rank, states_by_rank, states_of
 from octavo.parameters import Exempt, exempt_by_name, plain_name, saved_buffers
 from octavo.plan import require_seed
 from octavo.rendezvous import (
@@ -423,14 +423,12 @@ class Outer(Optimizer):
           state of one of their inner optimizers and the buffers of that rank.
         - States may be missing, such as those of a host that was lost. What their ranks owed is then lost, too.
 
-        Raises ValueError where a state does not fit; nothing has changed then.
+        Raises ValueError where a state does not fit, TypeError for what is none; nothing has changed then.
         """
         self._require_own("load_state_dict")
         is_own = isinstance(state_dict, Mapping)
-        states = [state_dict] if is_own else list(state_dict)
-        groups = [len(group["params"]) for group in self.param_groups]
-        buffers = self._saved_buffers()
-        by_rank = states_by_rank(states, self._saved_options(), self._parameters, buffers, groups)
+        states, buffers = states_of(state_dict), self._saved_buffers()
+        by_rank = states_by_rank(states, self._saved_options(), self._parameters, buffers, self.inner)
         if is_own:
             require_of_rank(state_dict, self._rank, self._size)
         size, first = int(states[0]["world_size"]), states[0]

@@ -9,6 +9,29 @@ import torch
 from torch import Tensor
 
 SCHEMA = 3
+_WHERE = "[outer.load_state_dict]"
+_KEYS = ("rank", "world_size", "step", "options", "positions", "own", "shared", "buffers", "inner")
+
+
+def states_of(state_dict: Any) -> list[Mapping[str, Any]]:
+    """Returns one state, or those of several ranks, as a list. Raises TypeError or ValueError for anything else."""
+    wanted = f"{_WHERE} pass what state_dict() returned, on this rank or on all ranks"
+    if not isinstance(state_dict, (Mapping, Sequence)) or isinstance(state_dict, str):
+        raise TypeError(f"{wanted}, got {type(state_dict).__name__}")
+    states = [state_dict] if isinstance(state_dict, Mapping) else list(state_dict)
+    for one in states:
+        if not isinstance(one, Mapping):
+            raise TypeError(f"{wanted}, got a list with {type(one).__name__}")
+    if not states or any(one.get("schema") != SCHEMA for one in states):
+        raise ValueError(
+            f"{_WHERE} expected what state_dict() of this version returned (schema {SCHEMA}), on this rank or all"
+        )
+    for one in states:
+        if missing := [key for key in _KEYS if key not in one]:
+            raise ValueError(f"{wanted}: a state has no {missing[0]!r}")
+        if not isinstance(one["inner"], Mapping):
+            raise TypeError(f"{wanted}: its 'inner' is {type(one['inner']).__name__}")
+    return states
 
 
 def states_by_rank(
@@ -16,50 +39,59 @@ def states_by_rank(
     options: Mapping[str, Any],
     parameters: Iterable[str],
     buffers: Mapping[str, Tensor],
-    groups: Sequence[int],
+    inner: Any,
 ) -> dict[int, Mapping[str, Any]]:
-    """Returns the states, which ``Outer.state_dict`` returned on some ranks of one world, by rank.
+    """Returns the states (``states_of``), which some ranks of one world have saved, by rank.
 
     - ``options``: what the states must have been saved with.
     - ``parameters``: the names of the model's parameters.
     - ``buffers``: the buffers of the model that are saved, by name.
-    - ``groups``: how many parameters each group of the inner optimizer has.
+    - ``inner``: the inner optimizer.
 
     Raises ValueError where a state does not fit.
     """
-    where = "[outer.load_state_dict]"
-    if not states or any(one.get("schema") != SCHEMA for one in states):
-        raise ValueError(
-            f"{where} expected what state_dict() of this version returned (schema {SCHEMA}), on this rank or all"
-        )
     by_rank = {int(one["rank"]): one for one in states}
     steps = {(int(one["world_size"]), int(one["step"])) for one in states}
     if len(steps) > 1:
         raise ValueError(
-            f"{where} expected states of one step, got those of (ranks, step) {', '.join(map(str, sorted(steps)))}"
+            f"{_WHERE} expected states of one step, got those of (ranks, step) {', '.join(map(str, sorted(steps)))}"
         )
     if len(by_rank) < len(states):
-        raise ValueError(f"{where} expected one state of each rank, got ranks {[int(o['rank']) for o in states]}")
+        raise ValueError(f"{_WHERE} expected one state of each rank, got ranks {[int(o['rank']) for o in states]}")
     for what, ours in options.items():
         theirs = states[0]["options"].get(what)
         if theirs != ours:
             raise ValueError(
-                f"{where} the state was saved with {what} {theirs}, this outer loop has {what} {ours}: build it as "
+                f"{_WHERE} the state was saved with {what} {theirs}, this outer loop has {what} {ours}: build it as "
                 f"the one that was saved"
             )
     missing = [name for name in parameters if any(f"parameter/{name}" not in one["own"] for one in states)]
     if missing:
-        raise ValueError(f"{where} the state is of another model: it has no {missing[0]}")
+        raise ValueError(f"{_WHERE} the state is of another model: it has no {missing[0]}")
     for name, buffer in buffers.items():
         shapes = [one["buffers"][name].shape if name in one["buffers"] else None for one in states]
         if other := [shape for shape in shapes if shape != buffer.shape]:
             found = "no buffer" if other[0] is None else f"a buffer of {tuple(other[0])}"
-            raise ValueError(f"{where} the state is of another model: it has {found} {name}, not {tuple(buffer.shape)}")
+            raise ValueError(
+                f"{_WHERE} the state is of another model: it has {found} {name}, not {tuple(buffer.shape)}"
+            )
     for one in states:
-        theirs = [len(group["params"]) for group in one["inner"].get("param_groups", [])]
-        if "param_groups" in one["inner"] and theirs != list(groups):
-            raise ValueError(f"{where} the state is of another inner optimizer: its groups have other parameters")
+        if "param_groups" in one["inner"]:
+            _require_groups(inner, one["inner"]["param_groups"])
     return by_rank
+
+
+def _require_groups(inner: Any, saved_groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError where groups have other numbers of parameters, or options of another kind of optimizer."""
+    where, groups = f"{_WHERE} the state is of another inner optimizer than {type(inner).__name__}", inner.param_groups
+    if [len(group["params"]) for group in saved_groups] != [len(group["params"]) for group in groups]:
+        raise ValueError(f"{where}: its groups have other parameters")
+    if type(inner).__module__.startswith("octavo."):
+        return  # these take torch's states, too, and know which options those lack
+    for own, saved in zip(groups, saved_groups, strict=True):
+        missing, unknown = own.keys() - saved.keys(), saved.keys() - own.keys() - {"initial_lr"}  # a schedule's
+        if missing and unknown:  # another version of the same optimizer has more options, or fewer
+            raise ValueError(f"{where}: its options have {', '.join(sorted(unknown))}, and no {min(missing)}")
 
 
 def require_of_rank(state: Mapping[str, Any], rank: int, world_size: int) -> None:

@@ -222,7 +222,7 @@ def _text_of(options: list[dict[str, Any]]) -> str:
 def _require_this_model(engine: ZeroEngine, saved: dict[str, Any]) -> None:
     ours = {key: tensor.shape for key, tensor in _in_place(engine, parts_by_name(engine)).items()}
     theirs = {key: what.size for key, what in saved.items() if key.startswith(("parameters/", "module/"))}
-    for key in ours.keys() | theirs.keys():
+    for key in sorted(ours.keys() | theirs.keys()):  # all ranks name the same one
         if ours.get(key) != theirs.get(key):
             raise ValueError(
                 f"[zero.load_checkpoint] this is the checkpoint of another model: it has "

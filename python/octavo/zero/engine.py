@@ -21,6 +21,7 @@ from octavo.alive import remove_after, while_alive
 from octavo.finite import all_finite
 from octavo.handle import Handle
 from octavo.optim.checks import not_compiled
+from octavo.optim.clipping import require_max_norm
 from octavo.parameters import exempt_by_name
 from octavo.rendezvous import as_group, broadcast_from_rank_0, require_backend
 from octavo.zero import explained, export, optimizer_state, set_up
@@ -250,8 +251,9 @@ class ZeroEngine:
         after the last micro-batch of a step. ``clip_norm`` in the config does it in every step.
 
         It takes the place of ``torch.nn.utils.clip_grad_norm_``, which finds no gradients: they are in the ranks'
-        parts. Raises RuntimeError where there are no gradients.
+        parts. Raises RuntimeError where there are no gradients, ValueError for a norm below 0.
         """
+        require_max_norm(max_norm, "zero.clip_grad_norm_")
         if not self._has_gradients:
             raise RuntimeError("[zero.clip_grad_norm_] call it between the last backward() of a step and step()")
         gradients = self._reduced_gradients()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from train_runs import solo_world
 
 import octavo
 
@@ -308,3 +309,23 @@ def test_a_share_outside_0_to_1_is_refused(two_ranks):
 
 def scale_by_two(rank: int) -> None:
     wrapped("int4+ef")[1].scaled_by(2.0)
+
+
+def refuse_norms(rank: int) -> list[bool]:
+    """Returns whether gradients stayed as they were."""
+    model, handle = wrapped("int4+ef")
+    model(torch.ones(4, SIDE)).square().sum().backward()
+    before = [p.grad.clone() for p in model.parameters()]
+    for norm, error in ((-1.0, ValueError), (float("nan"), ValueError), (None, TypeError), ("1", TypeError)):
+        with pytest.raises(error, match=r"^\[handle\.clip_grad_norm_\] expected max_norm as a number"):
+            handle.clip_grad_norm_(norm)
+    return [torch.equal(p.grad, kept) for p, kept in zip(model.parameters(), before, strict=True)]
+
+
+def test_a_norm_that_is_none_is_refused_before_anything_is_clipped(two_ranks):
+    assert all(map(all, two_ranks.run(refuse_norms)))
+
+
+def test_a_scaler_that_is_none_is_refused():
+    with solo_world(), pytest.raises(TypeError, match=r"^\[compression\.compress\] expected a GradScaler as scaler"):
+        octavo.compress(DistributedDataParallel(nn.Linear(2, 2)), scaler="x")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -243,6 +244,8 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
         strange["shared"]["anchor/last.weight"].zero_()
         for wrong, words in (
             (strange, "anchor/first.weight with the shape"),
+            (outer.own_state(), "a state has no 'shared'"),
+            ([], "schema 3"),
             ({**before, "schema": 0}, "schema 3"),
             ({**before, "options": {**before["options"], "plan": "int4+ef"}}, "saved with plan int4"),
             (
@@ -257,9 +260,28 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
         ):
             with pytest.raises(ValueError, match=words):
                 outer.load_state_dict(wrong)
+        for wrong in (None, 3, "outer-0.pt", ["outer-0.pt", "outer-1.pt"], {**before, "inner": None}):
+            with pytest.raises(TypeError, match=r"^\[outer\.load_state_dict\] pass what state_dict\(\) returned"):
+                outer.load_state_dict(wrong)
         after = outer.state_dict()
         for part in ("shared", "own"):
             assert all(torch.equal(before[part][key], after[part][key]) for key in before[part])
+
+
+def test_the_state_of_another_kind_of_inner_optimizer_is_refused():
+    def outer_of(make) -> octavo.Outer:
+        model = Net()
+        return octavo.Outer(model, make(model.parameters()), plan="dense", every=2)
+
+    with solo_world():
+        saved = outer_of(torch.optim.AdamW).state_dict()
+        sgd = outer_of(partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+        with pytest.raises(ValueError, match=r"another inner optimizer than SGD: its options have .*betas.*, and no"):
+            sgd.load_state_dict(saved)
+        scheduled = outer_of(torch.optim.AdamW)
+        torch.optim.lr_scheduler.StepLR(scheduled, step_size=1)  # which adds an option to the groups
+        scheduled.load_state_dict(saved)
+        outer_of(torch.optim.AdamW).load_state_dict(scheduled.state_dict())
 
 
 def test_a_state_that_fails_in_another_way_changes_nothing_either(tmp_path):

@@ -92,6 +92,7 @@ def test_the_checkpoint_of_another_model_is_refused(two_ranks, tmp_path):
     two_ranks.run(resumed, (2, 2), torch.optim.AdamW, str(tmp_path / "one"), True, False)
     for said in two_ranks.run(refused_checkpoint, str(tmp_path / "one")):
         assert "[zero.load_checkpoint] this is the checkpoint of another model: it has" in said
+        assert " for frozen.bias, this model nothing" in said  # on all ranks the first of them, by name
         assert "1 of 2 micro-batches of a step have been added up" in said
 
 
