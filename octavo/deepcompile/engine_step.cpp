@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <deque>
 #include <utility>
 
 #include "octavo/deepcompile/engine.h"
@@ -280,21 +279,13 @@ void Engine::free_tensors(const std::vector<at::Tensor>& tensors) const {
   }
 }
 
-/// Makes transfers of about a bucket each, many of them under way at once.
+/// Makes transfers of about a bucket each, as many of them under way as ParamGather lets there be.
 void Engine::gather_updated() {
   if (!sum_) return;
-  constexpr std::size_t kMostUnderWay = 64;  // each takes up a place in memory that ranks share
   std::vector<long> together;
-  std::deque<long> under_way;  // one parameter of each transfer
   std::int64_t elements = 0;
   const auto start = [&] {
-    if (together.empty()) return;
-    if (under_way.size() == kMostUnderWay) {
-      gather_->wait(under_way.front());
-      under_way.pop_front();
-    }
     gather_->start(together);
-    under_way.push_back(together.front());
     together.clear();
     elements = 0;
   };

@@ -28,6 +28,7 @@ struct ParamGather::Flight {
 namespace {
 
 constexpr const char* kOfGather = "deepcompile.param_gather";
+constexpr std::size_t kMostFlights = 64;  // each takes up a place in memory that ranks share
 
 /// Gathers doubles as floats that hold their bits: an owner has both halves of its elements.
 Contribution halves_of_doubles(const at::Tensor& whole) {
@@ -79,6 +80,7 @@ void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarTyp
     wanted.push_back(all[i]);
   }
   if (needed.empty()) return;
+  if (flights_.size() == kMostFlights) wait(flights_.front()->ids.front());
   const c10::InferenceMode kept_for_training(false);  // what is allocated here outlives an evaluation
   std::vector<Contribution> tensors;
   std::uint64_t digest = rules::derive_key(started_ + 1, needed.size());

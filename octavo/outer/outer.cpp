@@ -184,13 +184,13 @@ void Outer::send(Round& round) {
   round.in_exchange = promise->get_future();
   queue_.push([this, promise, &fragment, ready = streams_.hand_over(parameters_[0].tensor.device())] {
     try {
-      throw_if_failed();  // otherwise the ranks no longer agree on which transfer is next
-      const auto on_own_stream = ready.take();
-      promise->set_value(exchange(fragment));
+      or_fail_for_good([&] {
+        throw_if_failed();  // otherwise the ranks no longer agree on which transfer is next
+        const auto on_own_stream = ready.take();
+        promise->set_value(exchange(fragment));
+      });
     } catch (...) {
-      const std::lock_guard lock(failure_mutex_);
-      failure_ = std::current_exception();
-      promise->set_exception(failure_);
+      promise->set_exception(std::current_exception());
     }
   });
 }

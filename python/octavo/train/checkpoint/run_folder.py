@@ -62,6 +62,7 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
         options[name] = getattr(config, f"resolved_{name}")
     if config.outer:
         plan = octavo.Plan(config.resolved_plan)
+        # the momentum is the same on any number of ranks; a rate that was not given is not
         _, options["outer_momentum"] = outer_rates(config.outer, plan, 1, None, config.outer_momentum)
     options["data"] = {"name": corpus.name, "content": corpus.fingerprint[:12]}
     if config.model.endswith(".json"):
