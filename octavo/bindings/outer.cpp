@@ -59,12 +59,12 @@ py::dict stats_of(const Outer& outer) {
   return result;
 }
 
-using PositionTuples = std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, bool, bool>>;
+using PositionTuples = std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, bool, bool, double, double>>;
 
 std::vector<Outer::Position> positions_of(const PositionTuples& positions) {
   std::vector<Outer::Position> all;
-  for (const auto& [rounds, waiting, bytes, at_start, from_anchor] : positions) {
-    all.push_back({rounds, waiting, bytes, at_start, from_anchor});
+  for (const auto& [rounds, waiting, bytes, at_start, from_anchor, drifted, sent] : positions) {
+    all.push_back({rounds, waiting, bytes, at_start, from_anchor, {drifted, sent}});
   }
   return all;
 }
@@ -75,9 +75,10 @@ void bind_outer(py::module_& m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<OuterOptions>(m, "OuterOptions")
       .def(py::init([](std::uint64_t every, std::uint64_t delay, std::uint64_t fragments, double lr, double momentum,
-                       double mix) { return OuterOptions{every, delay, fragments, lr, momentum, mix}; }),
+                       double mix,
+                       bool spread) { return OuterOptions{every, delay, fragments, lr, momentum, mix, spread}; }),
            py::kw_only(), py::arg("every"), py::arg("delay"), py::arg("fragments"), py::arg("lr"), py::arg("momentum"),
-           py::arg("mix"));
+           py::arg("mix"), py::arg("spread"));
   py::class_<Outer, WithoutGilPtr<Outer>>(m, "Outer")
       .def(py::init(&make_outer), py::arg("backend"), py::arg("deadline_s"), py::arg("plan"), py::arg("parameters"),
            py::arg("options"), py::arg("seed"))
@@ -100,8 +101,8 @@ void bind_outer(py::module_& m) {
            [](Outer& outer) {
              PositionTuples all;
              const py::gil_scoped_release released;
-             for (const auto& [rounds, waiting, bytes, at_start, from_anchor] : outer.positions()) {
-               all.emplace_back(rounds, waiting, bytes, at_start, from_anchor);
+             for (const auto& [rounds, waiting, bytes, at_start, from_anchor, drifted] : outer.positions()) {
+               all.emplace_back(rounds, waiting, bytes, at_start, from_anchor, drifted.now, drifted.sent);
              }
              return all;
            })
@@ -115,7 +116,8 @@ void bind_outer(py::module_& m) {
           [](Outer& outer, const std::vector<std::map<std::string, at::Tensor>>& world, const PositionTuples& positions,
              std::uint64_t steps,
              std::optional<int> rank) { return outer.load_world(world, positions_of(positions), steps, rank); },
-          py::arg("world"), py::arg("positions"), py::arg("steps"), py::arg("rank"), no_gil);
+          py::arg("world"), py::arg("positions"), py::arg("steps"), py::arg("rank"), no_gil)
+      .def("begin_at_start", &Outer::begin_at_start, no_gil);
 }
 
 }  // namespace octavo

@@ -11,11 +11,14 @@
 #include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/round_up.h"
 #include "octavo/optim/flat.h"
 
 namespace octavo {
 
 namespace {
+
+constexpr const char* kOfFragment = "outer.Fragment";
 
 std::uint64_t count_of(const at::Tensor& tensor) { return static_cast<std::uint64_t>(tensor.numel()); }
 
@@ -50,8 +53,8 @@ OuterParameter::OuterParameter(std::string name, at::Tensor tensor, bool exempt)
 
 void OuterParameter::require_as_at_first() const {
   if (tensor.sizes() == layout.sizes() && tensor.strides() == layout.strides()) return;
-  fail(ErrorCode::invalid_argument, "outer.require_as_at_first", name, " now has the sizes ", tensor.sizes(),
-       " and strides ", tensor.strides(), ", and had ", layout.sizes(), " and ", layout.strides(),
+  fail(ErrorCode::invalid_argument, kOfFragment, name, " now has the sizes ", tensor.sizes(), " and strides ",
+       tensor.strides(), ", and had ", layout.sizes(), " and ", layout.strides(),
        ": build Outer after the model has its form, also its memory format");
 }
 
@@ -64,13 +67,13 @@ std::vector<std::vector<FragmentPart>> cut_into_fragments(const std::vector<Oute
                                                           std::uint64_t count) {
   std::uint64_t total = 0, before = 0;
   for (const OuterParameter& parameter : parameters) total += count_of(parameter.tensor);
-  const auto begin_of = [&](std::uint64_t fragment) { return (fragment * total + count - 1) / count; };
+  const auto begin_of = [&](std::uint64_t fragment) { return divide_up(fragment * total, count); };
   std::vector<std::vector<FragmentPart>> fragments(count);
   for (std::size_t p = 0; p < parameters.size(); ++p) {
     const std::uint64_t rows = rows_of(parameters[p].tensor.sizes()), row = count_of(parameters[p].tensor) / rows;
     const auto first_row_in = [&](std::uint64_t fragment) {
       const std::uint64_t begin = begin_of(fragment);
-      return begin <= before || row == 0 ? 0 : std::min(rows, (begin - before + row - 1) / row);
+      return begin <= before || row == 0 ? 0 : std::min(rows, divide_up(begin - before, row));
     };
     for (std::uint64_t f = 0; f < count; ++f) {
       const std::uint64_t first = first_row_in(f), last = f + 1 < count ? first_row_in(f + 1) : rows;
@@ -80,10 +83,9 @@ std::vector<std::vector<FragmentPart>> cut_into_fragments(const std::vector<Oute
   }
   for (const auto& parts : fragments) {
     if (!parts.empty()) continue;
-    if (before == 0)
-      fail(ErrorCode::invalid_argument, "outer.cut_into_fragments", "no parameter that is trained has an element");
-    fail(ErrorCode::invalid_argument, "outer.cut_into_fragments", "the rows of these ", parameters.size(),
-         " parameters make no ", count, " fragments of equal size: ask for fewer");
+    if (before == 0) fail(ErrorCode::invalid_argument, kOfFragment, "no parameter that is trained has an element");
+    fail(ErrorCode::invalid_argument, kOfFragment, "the rows of these ", parameters.size(), " parameters make no ",
+         count, " fragments of equal size: ask for fewer");
   }
   return fragments;
 }
@@ -110,7 +112,7 @@ at::Tensor Fragment::own(const FragmentPart& part) const {
   const OuterParameter& parameter = parameters_[part.parameter];
   parameter.require_as_at_first();
   if (parameter.tensor.device() != anchor_.device()) {
-    fail(ErrorCode::invalid_argument, "outer.own", parameter.name, " is now on ", parameter.tensor.device().str(),
+    fail(ErrorCode::invalid_argument, kOfFragment, parameter.name, " is now on ", parameter.tensor.device().str(),
          ", and was on ", anchor_.device().str(), ": build Outer after the model was moved");
   }
   return elements_of(parameter.tensor, part.range);
@@ -132,7 +134,14 @@ at::Tensor& Fragment::difference() {
   return difference_;
 }
 
+void Fragment::drift(double multiple) {
+  const std::vector<at::Tensor> mine = all_own();
+  for (std::size_t i = 0; i < parts_.size(); ++i) mine[i].sub_(all_of(momentum_, i), multiple);
+  drifted_.now += multiple;
+}
+
 void Fragment::begin_round() {
+  drifted_.sent = drifted_.now;
   at::Tensor& all = difference();
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const at::Tensor whole = own(parts_[i]), differences = all_of(all, i);
@@ -154,12 +163,14 @@ OwedByRange Fragment::owed(std::size_t part) const {
   return starts_at_anchor_ ? OwedByRange() : compressor_->owed(part);
 }
 
-/// Returns the start in float32: a view of the anchor, or another tensor.
+/// Returns the start and what ranks have drifted since, in float32: a view of the anchor, or another tensor.
 at::Tensor Fragment::start(std::size_t part, const OwedByRange& owed, Range piece) const {
-  const at::Tensor anchor = elements_of(all_of(anchor_, part), piece);
-  if (!owed) return anchor;
-  at::Tensor lacking = owed(piece).to(anchor.device());
-  return at::sub_out(lacking, anchor, lacking);
+  at::Tensor from = elements_of(all_of(anchor_, part), piece);
+  if (owed) {
+    at::Tensor lacking = owed(piece).to(from.device());
+    from = at::sub_out(lacking, from, lacking);
+  }
+  return drifted_.now == 0 ? from : from.sub(elements_of(all_of(momentum_, part), piece), drifted_.now);
 }
 
 bool Fragment::exchange() {
@@ -174,9 +185,11 @@ bool Fragment::exchange() {
   return compressor_->end_step();
 }
 
-void Fragment::end_round(const rules::OuterStep& step) {
+void Fragment::end_round(rules::OuterStep step) {
   const std::vector<at::Tensor> mine = all_own();  // before anything has moved, because a parameter may be refused
   starts_at_anchor_ = step.own_share > 0;
+  if (step.is_spread) step.momentum = static_cast<float>(drifted_.sent / -step.minus_lr);
+  drifted_ = {};
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const OwedByRange owed = this->owed(i);
     for_pieces(mine[i].device(), parts_[i].range.count, [&](Range piece) {
@@ -192,8 +205,8 @@ void Fragment::end_round(const rules::OuterStep& step) {
 /// Throws where this rank's values of a part, which were made of the anchor, are not finite: all ranks then throw.
 void Fragment::require_in_range(std::size_t part, const at::Tensor& mine) const {
   if (all_finite(mine)) return;
-  fail(ErrorCode::invalid_argument, "outer.require_in_range", "the anchor of ",
-       parameters_[parts_[part].parameter].name, " has left the range of ", toString(mine.scalar_type()),
+  fail(ErrorCode::invalid_argument, kOfFragment, "the anchor of ", parameters_[parts_[part].parameter].name,
+       " has left the range of ", toString(mine.scalar_type()),
        ", so that no rank can go on from it: train with parameters in bfloat16 or float32, or a smaller learning "
        "rate");
 }
@@ -227,6 +240,7 @@ void Fragment::return_to_start() {
 
 void Fragment::return_to_anchor() {
   starts_at_anchor_ = true;
+  drifted_ = {};
   return_to_start();
 }
 

@@ -47,6 +47,9 @@ OCTAVO_API std::vector<std::vector<FragmentPart>> cut_into_fragments(const std::
 /// compressor of how far ranks have moved from the anchor. Not thread-safe, except that exchange() may run on another
 /// thread between begin_round() and end_round().
 ///
+/// Where the momentum is spread (OuterOptions), a rank moves by a part of it after each of its steps. Such moves are
+/// the same on all ranks, and are no progress of the rank's own: they are not sent.
+///
 /// A rank begins a round at its start: the anchor, less what it still owes (Compressor::owed). What codes have left out
 /// of its progress stays in its own values, so that its next gradients know of it. If it began at the anchor itself, it
 /// would make the same progress once more, and send it beside what it owes (docs/quality.md has the losses of both).
@@ -56,17 +59,25 @@ class OCTAVO_API Fragment {
   Fragment(const std::vector<OuterParameter>& parameters, std::vector<FragmentPart> parts, std::unique_ptr<Wire> wire,
            const Plan& plan, std::uint64_t seed, bool has_momentum);
 
-  /// Takes the difference between this rank's start and its values.
+  /// Moves this rank's values by `multiple` of the momentum, against it, as the anchor moves. Throws as begin_round()
+  /// does, before anything has moved.
+  void drift(double multiple);
+  /// Takes the difference between this rank's start and its values, drifts aside. Throws Error invalid_argument where a
+  /// parameter has another shape, other strides or another device than at first.
   void begin_round();
   /// Makes the difference the mean over ranks. Returns whether the mean is finite, the same on all ranks; if it is not,
   /// nothing that was sent counts. Throws what Wire throws.
   bool exchange();
   /// Whether what this rank gave to the last exchange was finite.
   bool gave_finite_values() const { return gave_finite_values_; }
-  /// Moves the anchor along the mean, and this rank's values to its next start. The rank keeps the share of its own
-  /// values that `step` says; what it owes is then a part of them, and its start is the anchor.
-  void end_round(const rules::OuterStep& step);
-  /// Sets this rank's values to the start of its next round. Throws Error invalid_argument where the parameter's dtype
+  /// Moves the anchor along the mean, and this rank's values to its next start. With a spread momentum the anchor moves
+  /// as far along it as ranks had drifted when they sent; the step's own share of it does not count. The rank keeps the
+  /// share of its own values that `step` says; what it owes is then a part of them, and its start is the anchor. Throws
+  /// as begin_round() does, before anything has moved, and Error invalid_argument where the anchor has left the range
+  /// of a float16 parameter.
+  void end_round(rules::OuterStep step);
+  /// Sets this rank's values to where they were if it had made no step of its own since its start: the start, and what
+  /// all ranks have drifted since. Throws Error invalid_argument where the parameter's dtype
   /// cannot hold it.
   void return_to_start();
   /// Sets this rank's values to the anchor, which then is the start, too.
@@ -86,6 +97,12 @@ class OCTAVO_API Fragment {
   /// Whether this rank's start is the anchor. It must be restored with the residuals.
   bool starts_at_anchor() const { return starts_at_anchor_; }
   void set_starts_at_anchor(bool starts_there) { starts_at_anchor_ = starts_there; }
+  /// How far ranks have drifted since their start, as a multiple of the momentum: now, and when they last sent.
+  struct Drifted {
+    double now = 0, sent = 0;
+  };
+  const Drifted& drifted() const { return drifted_; }
+  void set_drifted(const Drifted& drifted) { drifted_ = drifted; }
   Compressor& compressor() { return *compressor_; }
   const std::vector<FragmentPart>& parts() const { return parts_; }
   std::uint64_t dense_bytes() const;  // what a ring sends for its gradients
@@ -109,6 +126,7 @@ class OCTAVO_API Fragment {
   at::Tensor anchor_, momentum_, difference_;  // float32, flat; momentum_ is undefined where there is none
   bool gave_finite_values_ = true;
   bool starts_at_anchor_ = true;
+  Drifted drifted_;
 };
 
 /// Returns a view of consecutive elements of a dense tensor, in its memory order, as one dimension.

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "octavo/codec/registry.h"
-#include "octavo/comm/exchange_with_all.h"
+#include "octavo/comm/all_gather_value.h"
 #include "octavo/comm/schedule/stopwatch.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/kernels/error.h"
@@ -36,6 +36,11 @@ void require(const OuterOptions& options) {
   if (!(options.lr > 0 && std::isfinite(options.lr))) refuse("lr must be above 0 and finite, got ", options.lr);
   if (!(options.momentum >= 0 && options.momentum < 1)) refuse("momentum must be in [0, 1), got ", options.momentum);
   if (!(options.mix >= 0 && options.mix < 1)) refuse("mix must be in [0, 1), got ", options.mix);
+  if (options.spread && options.mix > 0) {
+    refuse(
+        "what a rank keeps of its own values, mix, has its part of a spread momentum in it, which would count twice: ",
+        "use mix=0 or spread=False");
+  }
 }
 
 void require(const std::vector<OuterParameter>& parameters) {
@@ -86,8 +91,9 @@ void require(const Plan& plan, double mix) {
 /// Returns a digest of all that the ranks must agree on, except the values of the parameters.
 std::uint64_t digest_of(const Plan& plan, const std::vector<OuterParameter>& parameters, const OuterOptions& options,
                         std::uint64_t seed) {
-  std::string text = c10::str(plan.text(), ' ', seed, ' ', options.every, ' ', options.delay, ' ', options.fragments,
-                              ' ', shortest(options.lr), ' ', shortest(options.momentum), ' ', shortest(options.mix));
+  std::string text =
+      c10::str(plan.text(), ' ', seed, ' ', options.every, ' ', options.delay, ' ', options.fragments, ' ',
+               shortest(options.lr), ' ', shortest(options.momentum), ' ', shortest(options.mix), ' ', options.spread);
   for (const OuterParameter& parameter : parameters) {
     text += c10::str(' ', parameter.name, ' ', parameter.tensor.sizes(), ' ', parameter.tensor.strides(), ' ',
                      parameter.tensor.scalar_type(), ' ', parameter.exempt);
@@ -120,7 +126,7 @@ Outer::Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::mill
     auto wire = std::make_unique<Wire>(backend, deadline);
     const Plan its_plan = of_fragment(plan, parameters_, fragments[f]);
     rounds_.emplace_back().fragment = std::make_unique<Fragment>(parameters_, std::move(fragments[f]), std::move(wire),
-                                                                 its_plan, own_seed, options_.momentum > 0);
+                                                                 its_plan, own_seed, options_.has_momentum());
     rounds_.back().fragment->compressor().set_owed_share(1 - options_.mix);
   }
 }
@@ -151,6 +157,12 @@ std::vector<Outer::Skipped> Outer::after_step() {
   ++steps_;
   ++steps_here_;
   for (Round& round : rounds_) round.is_at_start = false;
+  if (options_.spread) {
+    or_fail_for_good([&] {
+      const double multiple = options_.lr * options_.momentum / static_cast<double>(options_.every);
+      for (Round& round : rounds_) round.fragment->drift(multiple);
+    });
+  }
   std::vector<Skipped> skipped;
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
     if (arrives(f, steps_ + options_.delay)) send(rounds_[f]);
@@ -255,8 +267,8 @@ void Outer::arrive(std::size_t index, double own_share, std::vector<Skipped>& sk
   if (arrival.finite) {
     round.is_at_start = own_share == 0;
     return or_fail_for_good([&] {
-      round.fragment->end_round(
-          {static_cast<float>(-options_.lr), static_cast<float>(options_.momentum), static_cast<float>(own_share)});
+      round.fragment->end_round({static_cast<float>(-options_.lr), static_cast<float>(options_.momentum),
+                                 static_cast<float>(own_share), options_.spread});
     });
   }
   ++skipped_;
@@ -274,6 +286,14 @@ bool Outer::return_to_start() {
     round.fragment->return_to_start();
   }
   return true;
+}
+
+void Outer::begin_at_start() {
+  throw_if_failed();
+  for (Round& round : rounds_) {
+    wait_for(round);
+    round.fragment->return_to_start();
+  }
 }
 
 OuterStats Outer::stats() const {

@@ -29,6 +29,13 @@ struct OuterOptions {
   std::uint64_t fragments = 1;  // parts of the model, exchanged at equal intervals; at most `every`
   double lr = 1.0, momentum = 0.3;
   double mix = 0;  // the share of its own values that a rank keeps when a round arrives; below 1
+  /// Whether ranks move along the momentum in equal parts, after each of the `every` steps, in place of the anchor at
+  /// once, by Nesterov's method, at the end of a round. Their gradients then correct on the way where it overshoots.
+  /// Needs a mix of 0. In parameters of 16 bits, parts of less than half of a unit in the last place are lost.
+  bool spread = false;
+
+  /// Whether there is a momentum to keep; with `spread` also where it is 0, because it may depend on the ranks.
+  bool has_momentum() const { return momentum > 0 || spread; }
 };
 
 struct OuterStats {
@@ -43,7 +50,7 @@ struct OuterStats {
 
 /// The outer loop of DiLoCo (Douillard et al. 2023) and Streaming DiLoCo (2025). Ranks make steps of their own. In a
 /// round they exchange how far each has moved from the anchor, which is the same on all ranks, compressed by a plan.
-/// The outer optimizer, Nesterov's, moves the anchor along the mean, and the ranks continue from there.
+/// The outer optimizer, by default Nesterov's, moves the anchor along the mean, and the ranks continue from there.
 ///
 /// A fragment's round arrives at step (f+1)/fragments * every, counted from 1, and every `every` steps after that. It
 /// is sent `delay` steps before it arrives, by a thread of its own. A round is a transaction: where a value of any rank
@@ -70,8 +77,9 @@ class OCTAVO_API Outer {
     std::vector<int> ranks;  // those that had a NaN or an infinity; none where sums overflowed
     bool returned_to_start;  // whether this rank did so
   };
-  /// To be called after each of the rank's own steps. Throws what Wire throws; a new object, made from saved states,
-  /// must then connect the ranks again.
+  /// To be called after each of the rank's own steps. Throws what Wire throws, and what Fragment throws for a parameter
+  /// that was laid out anew or has left its range; a new object, made from saved states, must then connect the ranks
+  /// again.
   std::vector<Skipped> after_step();
   /// Ends the rounds under way and makes one round of all fragments at once. Parameters are then the anchor on all
   /// ranks, also where a round was skipped. It does not change the number of steps. Throws as after_step() does.
@@ -92,10 +100,11 @@ class OCTAVO_API Outer {
   std::map<std::string, at::Tensor> own_state();
   /// For each fragment: the number of its rounds; whether a round waits for its step (0, 1, or 2 where that round was
   /// not finite), and the bytes that it sent; whether no step was made since a round arrived; whether ranks began at
-  /// the anchor.
+  /// the anchor; how far they have drifted.
   struct Position {
     std::uint64_t rounds, waiting, wire_bytes;
     bool is_at_start, starts_at_anchor;
+    Fragment::Drifted drifted;
   };
   std::vector<Position> positions();
   /// Restores what the two states, merged, and positions() were on this rank, in a world of as many ranks, after
@@ -106,9 +115,12 @@ class OCTAVO_API Outer {
   /// continues with parameters of that world. Returns what must then be added to these parameters, by name, in the
   /// parameter's shape and memory order, float32, so that what the rank owed is no longer in them. A rank that is alone
   /// in its world keeps that as progress.
+  /// A rank that has no parameters of that world calls begin_at_start() next.
   std::map<std::string, at::Tensor> load_world(const std::vector<std::map<std::string, at::Tensor>>& world,
                                                const std::vector<Position>& positions, std::uint64_t steps,
                                                std::optional<int> rank);
+  /// Sets this rank's parameters to where they were if it had made no steps of its own since the last rounds.
+  void begin_at_start();
 
  private:
   /// How an exchange ended, the same on all ranks.

@@ -87,7 +87,7 @@ std::vector<Outer::Position> Outer::positions() {
     const std::uint64_t waiting = !round.arrived ? 0 : round.arrived->finite ? 1 : 2;
     const std::uint64_t wire_bytes = round.arrived ? round.arrived->wire_bytes : 0;
     all.push_back({round.fragment->compressor().step(), waiting, wire_bytes, round.is_at_start,
-                   round.fragment->starts_at_anchor()});
+                   round.fragment->starts_at_anchor(), round.fragment->drifted()});
   }
   return all;
 }
@@ -109,7 +109,7 @@ void Outer::require_fits(const Tensors& own, const std::vector<Position>& positi
   };
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
     require_values("anchor/", rounds_[f]);
-    if (options_.momentum > 0) require_values("momentum/", rounds_[f]);
+    if (options_.has_momentum()) require_values("momentum/", rounds_[f]);
     if (positions[f].waiting != 0) require_values("arrived/", rounds_[f]);
   }
 }
@@ -122,6 +122,7 @@ void Outer::restore(const Tensors& own, const std::vector<Position>& positions, 
     round.arrived.reset();
     round.is_at_start = positions[f].is_at_start;
     round.fragment->set_starts_at_anchor(positions[f].starts_at_anchor);
+    round.fragment->set_drifted(positions[f].drifted);
     if (positions[f].waiting != 0) {
       scatter(own, "arrived/", round.fragment->differences());
       round.arrived = Arrival{positions[f].waiting == 1, {}, positions[f].wire_bytes, {}};

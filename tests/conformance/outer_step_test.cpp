@@ -24,7 +24,8 @@ struct OuterValues {
 };
 
 TEST(OuterStep, EqualsReference) {
-  for (const rules::OuterStep& how : {rules::OuterStep{-0.7F, 0.6F, 0.0F}, rules::OuterStep{-0.7F, 0.9F, 0.5F}}) {
+  for (const rules::OuterStep& how : {rules::OuterStep{-0.7F, 0.6F, 0.0F}, rules::OuterStep{-0.7F, 0.9F, 0.5F},
+                                      rules::OuterStep{-1.0F, 0.5F, 0.0F, true}}) {
     for (const std::uint64_t count : kCounts) {
       for (const std::uint64_t offset : kOffsets) {
         SCOPED_TRACE(count);
@@ -49,6 +50,17 @@ TEST(OuterStep, WithoutMomentumIsAPlainStep) {
   values.anchor.expect_same_bits(values.parameter);
   for (std::uint64_t i = 0; i < kCount; ++i) {
     EXPECT_EQ(values.anchor.data()[i], before.anchor.data()[i] - before.difference.data()[i]);
+  }
+}
+
+/// The anchor then moves by what the momentum has become.
+TEST(OuterStep, ASpreadMomentumIsThatOfSgd) {
+  constexpr std::uint64_t kCount = 1000;
+  OuterValues values(kCount, 0), before(kCount, 0);
+  values.step(tested(), {-1.0F, 0.5F, 0.0F, true}, values.momentum.data());
+  for (std::uint64_t i = 0; i < kCount; ++i) {
+    EXPECT_EQ(values.momentum.data()[i], 0.5F * before.momentum.data()[i] + before.difference.data()[i]);
+    EXPECT_EQ(values.anchor.data()[i], before.anchor.data()[i] - values.momentum.data()[i]);
   }
 }
 

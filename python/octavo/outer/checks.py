@@ -4,49 +4,16 @@
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from octavo._C import Plan
-from octavo.optim.checks import has_base_named
+from octavo.optim.checks import SENDING_OPTIMIZERS, has_base_named
 from octavo.optim.joined import JoinedOptimizer
 from octavo.plan import as_plan, is_finite_number, is_whole_number
 
 _AVERAGES = ("ranks", "hits")
-
-
-def require_plain_model(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"[outer.Outer] expected model as a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, DistributedDataParallel):
-        raise TypeError(
-            "[outer.Outer] this model averages gradients in every step, and Outer is there instead: pass the module "
-            "that is wrapped in DistributedDataParallel (ddp.module), and train that"
-        )
-    for name, module in model.named_modules():
-        if isinstance(module, DistributedDataParallel):
-            raise TypeError(
-                f"[outer.Outer] {name} is a DistributedDataParallel, which averages its gradients in every step: put "
-                f"the module that it wraps in its place"
-            )
-        if has_base_named(module, {"fullyshardeddataparallel"}):
-            raise NotImplementedError(
-                f"[outer.Outer] {name or 'the model'} is a FullyShardedDataParallel: Outer takes models of which every "
-                f"rank has all parameters"
-            )
-    for name, buffer in model.named_buffers():
-        if buffer.layout is not torch.strided or _is_expanded(buffer):
-            raise ValueError(
-                f"[outer.Outer] the buffer {name} is sparse or expanded: the values of rank 0 cannot be copied to "
-                f"it; make it dense, as by contiguous()"
-            )
-    sharded = [name for name, p in model.named_parameters() if type(p.data) is not Tensor]
-    if sharded:
-        raise NotImplementedError(
-            f"[outer.Outer] {sharded[0]} is a {type(dict(model.named_parameters())[sharded[0]].data).__name__}: Outer "
-            f"takes models of which every rank has all parameters"
-        )
 
 
 def require_unwrapped(model: nn.Module, _: object) -> None:
@@ -69,10 +36,10 @@ def require_inner_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
             f"[outer.Outer] {type(optimizer).__name__} decides what ranks send in every step, and in rounds they step "
             f"by themselves: use an optimizer of gradients, such as AdamW, Muon or octavo.optim.AdamW8bit"
         )
-    if has_base_named(optimizer, {"zeroredundancyoptimizer"}):
+    if has_base_named(optimizer, SENDING_OPTIMIZERS):
         raise ValueError(
-            "[outer.Outer] a ZeroRedundancyOptimizer sends the model to all ranks in every step, so that there would "
-            "be no local steps: use the optimizer that it wraps, or one such as octavo.optim.AdamW8bit to save memory"
+            f"[outer.Outer] a {type(optimizer).__name__} sends the model to all ranks by itself, so that there would "
+            f"be no local steps: use the optimizer that it wraps, or one such as octavo.optim.AdamW8bit to save memory"
         )
     moved = {p for group in getattr(optimizer, "param_groups", []) for p in group["params"]}
     if moved.isdisjoint(model.parameters()):
@@ -112,7 +79,3 @@ def plan_of(plan: str | Plan, decay: float, average: str) -> Plan:
     if decay != 1.0:
         plan = plan.with_decay(decay)
     return plan.averaged_over_hits() if average == "hits" else plan
-
-
-def _is_expanded(tensor: Tensor) -> bool:
-    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -21,12 +21,12 @@ from octavo.outer.checks import (
     plan_of,
     require_inner_optimizer,
     require_numbers,
-    require_plain_model,
     require_unwrapped,
 )
 from octavo.outer.rates import outer_rates, warning_of_few_rounds
 from octavo.outer.state import SCHEMA, is_finite, require_of_rank, states_by_rank, states_of
 from octavo.parameters import Exempt, exempt_by_name, plain_name, saved_buffers
+from octavo.plain_model import require_plain_model
 from octavo.plan import require_seed
 from octavo.rendezvous import (
     Rendezvous,
@@ -49,10 +49,10 @@ class Outer(Optimizer):
 
     ``step()`` makes a step of ``inner_optimizer`` with this rank's own gradient, and counts it. In a round the ranks
     average, by ``plan``, how far each of them has moved from the anchor: the parameters that all ranks have in common,
-    in float32. A step of Nesterov's method along that average, with ``lr`` and ``momentum``, moves the anchor, and the
-    ranks go on from there (DiLoCo, Douillard et al. 2023). Under a plan with error feedback, what codes leave out is
-    made up for later, on both ways, from ranks to owners and back. What a rank owes by ``+ef`` of values stays in its
-    own parameters until it is sent, so that its gradients know of it.
+    in float32. A step along that average, with ``lr`` and ``momentum``, moves the anchor, and the ranks go on from
+    there (DiLoCo, Douillard et al. 2023). Under a plan with error feedback, what codes leave out is made up for later,
+    on both ways, from ranks to owners and back. What a rank owes by ``+ef`` of values stays in its own parameters until
+    it is sent, so that its gradients know of it.
 
     - ``model``: a plain module on one device, not wrapped in ``DistributedDataParallel``. The parameters and buffers of
       rank 0 become those of all ranks. Afterwards each rank has buffers of its own. The parameters that require
@@ -64,8 +64,12 @@ class Outer(Optimizer):
     - ``plan``: how ranks send how far they have moved, an ``octavo.Plan`` or its text.
     - ``every``: the number of steps from one round to the next.
     - ``lr`` and ``momentum``: the rates of the outer step; by default those of ``outer_rates``, which suit inner
-      optimizers that normalize, such as AdamW and Muon. Plain SGD does not: with a rate of 0.7 and a momentum of 0.3
+      optimizers that normalize, such as AdamW and Muon. Plain SGD does not: with a rate of 1 and a momentum of 0
       rounds amount to the mean over ranks.
+    - ``spread``: whether ranks move along the momentum in equal parts, after each of their steps, in place of the
+      anchor at the end of a round. Their gradients then correct where it overshoots. False: DiLoCo's outer step, by
+      Nesterov's method. None: True where neither ``lr`` nor ``momentum`` is given and parameters are in float32, as
+      ``outer_rates`` says; parameters of 16 bits lose parts that are less than half of a unit in the last place.
     - ``delay``: the number of steps for which a round is under way while the rank goes on (Streaming DiLoCo, 2025).
     - ``mix``: the share of its own values that a rank keeps when a round arrives. The only error feedback that can be
       used with it is ``+ef``, which knows that what is kept need not be sent. ``synchronize`` gives up what was kept.
@@ -102,6 +106,7 @@ class Outer(Optimizer):
         *,
         delay: int = 0,
         mix: float = 0.0,
+        spread: bool | None = None,
         fragments: int = 1,
         decay: float = 1.0,
         average: str = "ranks",
@@ -112,7 +117,7 @@ class Outer(Optimizer):
         timeout_s: float = 300.0,
     ):
         # Optimizer's own __init__ is not called: parameters, groups and state are the inner optimizer's.
-        require_plain_model(model)
+        require_plain_model(model, "outer.Outer")
         if isinstance(inner_optimizer, Outer):
             raise ValueError(
                 "[outer.Outer] the inner optimizer is an Outer, whose steps have rounds of their own: pass the "
@@ -127,10 +132,12 @@ class Outer(Optimizer):
         self.inner, self._plan, self._seed = inner_optimizer, plan_of(plan, decay, average), seed
         group = as_group(group, "outer.Outer")
         self._rank, self._size = group.rank(), group.size()
-        lr, momentum = outer_rates(every, self._plan, self._size, lr, momentum, mix)
-        whole = dict(every=int(every), delay=int(delay), fragments=int(fragments))
-        self._options = whole | dict(lr=float(lr), momentum=float(momentum), mix=float(mix))
         self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+        if spread is None and any(p.dtype != torch.float32 for p in self._parameters.values()):
+            spread = False
+        lr, momentum, spread = outer_rates(every, self._plan, self._size, lr, momentum, mix, spread)
+        whole = dict(every=int(every), delay=int(delay), fragments=int(fragments))
+        self._options = whole | dict(lr=float(lr), momentum=float(momentum), mix=float(mix), spread=bool(spread))
         self._exchanged = set(self._parameters.values())
         self._model = model
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
@@ -190,6 +197,11 @@ class Outer(Optimizer):
     @property
     def momentum(self) -> float:
         return self._options["momentum"]
+
+    @property
+    def spread(self) -> bool:
+        """Whether ranks move along the momentum after each of their steps."""
+        return self._options["spread"]
 
     # ---- an optimizer
 
@@ -379,8 +391,9 @@ class Outer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Returns all that this rank needs to go on exactly where it is, also inside a round: save one state per rank.
         ``shared`` (the anchor, the momentum and what has arrived) is the same on all ranks. ``own`` has this rank's
-        residuals and parameters, ``buffers`` those of its buffers that ``model.state_dict()`` has, and ``inner`` the
-        state of its inner optimizer. The tensors are copies, except those of ``inner``."""
+        residuals and parameters, ``buffers`` those of its buffers that ``model.state_dict()`` has, ``last_buffers`` the
+        values to which a buffer with a NaN returns, and ``inner`` the state of its inner optimizer. The tensors are
+        copies, except those of ``inner``."""
         return {**self.own_state(), "shared": self.shared_state()}
 
     def shared_state(self) -> dict[str, Tensor]:
@@ -401,6 +414,7 @@ class Outer(Optimizer):
             "positions": [list(position) for position in self._outer.positions()],
             "own": own,
             "buffers": {name: buffer.detach().clone() for name, buffer in self._saved_buffers().items()},
+            "last_buffers": [last.clone() for last in self._last_buffers],
             "inner": self.inner.state_dict(),
         }
 
@@ -410,8 +424,8 @@ class Outer(Optimizer):
     def _saved_options(self) -> dict[str, Any]:
         """Returns the options that a state belongs to. The rates of the outer optimizer may change, and are not among
         them."""
-        options = {name: self._options[name] for name in ("every", "delay", "fragments", "mix")}
-        return options | dict(momentum=self.momentum > 0, seed=self._seed, plan=str(self.plan))
+        options = {name: self._options[name] for name in ("every", "delay", "fragments", "mix", "spread")}
+        return options | dict(momentum=self.momentum > 0 or self.spread, seed=self._seed, plan=str(self.plan))
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Restores what this rank saved, or a list of what the ranks of any world saved: in any order, but the same
@@ -428,7 +442,9 @@ class Outer(Optimizer):
         self._require_own("load_state_dict")
         is_own = isinstance(state_dict, Mapping)
         states, buffers = states_of(state_dict), self._saved_buffers()
-        by_rank = states_by_rank(states, self._saved_options(), self._parameters, buffers, self.inner)
+        by_rank = states_by_rank(
+            states, self._saved_options(), self._parameters, buffers, self._last_buffers, self.inner
+        )
         if is_own:
             require_of_rank(state_dict, self._rank, self._size)
         size, first = int(states[0]["world_size"]), states[0]
@@ -446,14 +462,18 @@ class Outer(Optimizer):
         except BaseException:
             self.inner.load_state_dict(before)
             raise
-        values = self._outer.anchors() if own is None else self._saved_parameters(own["own"])
-        self._set_parameters(
-            values | {name: values[name] + more.to(values[name].device) for name, more in added.items()}
-        )
+        if own is None:
+            self._outer.begin_at_start()
+        else:
+            values = self._saved_parameters(own["own"])
+            self._set_parameters(
+                values | {name: values[name] + more.to(values[name].device) for name, more in added.items()}
+            )
         with torch.no_grad():
             for name, buffer in buffers.items():
                 buffer.copy_(like["buffers"][name])
-        self._remember_buffers()
+            for last, saved in zip(self._last_buffers, like["last_buffers"], strict=True):
+                last.copy_(saved)
 
     def _saved_parameters(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: own[f"parameter/{name}"] for name in self._parameters}

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SCHEMA = 3
+from octavo.optim.checks import require_same_kind
+
+SCHEMA = 4
 _WHERE = "[outer.load_state_dict]"
-_KEYS = ("rank", "world_size", "step", "options", "positions", "own", "shared", "buffers", "inner")
+_KEYS = ("rank", "world_size", "step", "options", "positions", "own", "shared", "buffers", "last_buffers", "inner")
 
 
 def states_of(state_dict: Any) -> list[Mapping[str, Any]]:
@@ -39,6 +41,7 @@ def states_by_rank(
     options: Mapping[str, Any],
     parameters: Iterable[str],
     buffers: Mapping[str, Tensor],
+    last_buffers: Sequence[Tensor],
     inner: Any,
 ) -> dict[int, Mapping[str, Any]]:
     """Returns the states (``states_of``), which some ranks of one world have saved, by rank.
@@ -46,6 +49,7 @@ def states_by_rank(
     - ``options``: what the states must have been saved with.
     - ``parameters``: the names of the model's parameters.
     - ``buffers``: the buffers of the model that are saved, by name.
+    - ``last_buffers``: the values to which buffers with a NaN return.
     - ``inner``: the inner optimizer.
 
     Raises ValueError where a state does not fit.
@@ -76,22 +80,15 @@ def states_by_rank(
                 f"{_WHERE} the state is of another model: it has {found} {name}, not {tuple(buffer.shape)}"
             )
     for one in states:
+        kept = [last.shape for last in one["last_buffers"]]
+        if kept != [last.shape for last in last_buffers]:
+            raise ValueError(
+                f"{_WHERE} the state is of another model: its floating buffers have the shapes "
+                f"{[tuple(shape) for shape in kept]}, not {[tuple(last.shape) for last in last_buffers]}"
+            )
         if "param_groups" in one["inner"]:
-            _require_groups(inner, one["inner"]["param_groups"])
+            require_same_kind(inner, one["inner"]["param_groups"], "outer.load_state_dict")
     return by_rank
-
-
-def _require_groups(inner: Any, saved_groups: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ValueError where groups have other numbers of parameters, or options of another kind of optimizer."""
-    where, groups = f"{_WHERE} the state is of another inner optimizer than {type(inner).__name__}", inner.param_groups
-    if [len(group["params"]) for group in saved_groups] != [len(group["params"]) for group in groups]:
-        raise ValueError(f"{where}: its groups have other parameters")
-    if type(inner).__module__.startswith("octavo."):
-        return  # these take torch's states, too, and know which options those lack
-    for own, saved in zip(groups, saved_groups, strict=True):
-        missing, unknown = own.keys() - saved.keys(), saved.keys() - own.keys() - {"initial_lr"}  # a schedule's
-        if missing and unknown:  # another version of the same optimizer has more options, or fewer
-            raise ValueError(f"{where}: its options have {', '.join(sorted(unknown))}, and no {min(missing)}")
 
 
 def require_of_rank(state: Mapping[str, Any], rank: int, world_size: int) -> None:

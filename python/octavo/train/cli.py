@@ -79,8 +79,16 @@ def train(
         typer.Option(help="Learning rate of the step that ends a round; by its steps, the plan and the ranks."),
     ] = _DEFAULT.outer_lr,
     outer_momentum: Annotated[
-        float | None, typer.Option(help="Its Nesterov momentum; by the steps of a round and the plan.")
+        float | None, typer.Option(help="Its momentum; by the steps of a round, the plan and the ranks.")
     ] = _DEFAULT.outer_momentum,
+    outer_spread: Annotated[
+        bool | None,
+        typer.Option(
+            "--outer-spread/--outer-nesterov",
+            help="Whether ranks move along the momentum in each of their steps, or the anchor at the end of a round; "
+            "the former where neither --outer-lr nor --outer-momentum is given.",
+        ),
+    ] = _DEFAULT.outer_spread,
     model: Annotated[str, typer.Option(help="tiny, small, 220m or the CONFIG.json of a LLaMA.")] = _DEFAULT.model,
     device: Annotated[
         str, typer.Option(help="cpu, sycl, or auto: octavo.get_accelerator(), or the CPU where that has no kernels.")

@@ -16,7 +16,7 @@ from octavo.train.plan_text import are_possible, is_sign_plan, keeps_momentum, s
 if TYPE_CHECKING:
     from octavo.train.config import TrainConfig
 
-OUTER_OPTIONS = ("outer_delay", "outer_fragments", "outer_lr", "outer_momentum")
+OUTER_OPTIONS = ("outer_delay", "outer_fragments", "outer_lr", "outer_momentum", "outer_spread")
 """The options of --outer besides the steps of a round."""
 MODELS = ("tiny", "small", "220m")
 DEVICES = ("auto", "cpu", "cuda", "xpu", "sycl")

@@ -42,8 +42,10 @@ _NOT_IDENTITY = (
 )
 
 _ZERO_ONLY = "gather"
-# Counts only where it is given, so that runs of versions without it can be continued.
-_ADAMW_LR = "adamw_lr"
+_OUTER_SPREAD = "outer_spread"
+# They count only where they are given, so that runs of versions without them can be continued. With what their absence
+# means.
+_LATER_OPTIONS = {"adamw_lr": "that of lr", _OUTER_SPREAD: False}
 # A run may be continued to more steps, from the checkpoints of fewer.
 _STEPS = "steps"
 
@@ -61,16 +63,19 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
     for name in ("plan", "lr", "beta1", "beta2"):
         options[name] = getattr(config, f"resolved_{name}")
     if config.outer:
-        plan = octavo.Plan(config.resolved_plan)
-        # the momentum is the same on any number of ranks; a rate that was not given is not
-        _, options["outer_momentum"] = outer_rates(config.outer, plan, 1, None, config.outer_momentum)
+        plan, lr, momentum = octavo.Plan(config.resolved_plan), config.outer_lr, config.outer_momentum
+        # rates that were not given depend on the number of ranks, which may change
+        _, momentum, spread = outer_rates(config.outer, plan, 1, lr, momentum, spread=config.outer_spread)
+        options["outer_momentum"] = config.outer_momentum if spread else momentum
+        options[_OUTER_SPREAD] = spread
     options["data"] = {"name": corpus.name, "content": corpus.fingerprint[:12]}
     if config.model.endswith(".json"):
         options["model"] = {"name": Path(config.model).name, "content": _fingerprint(model)[:12]}
     if not config.zero:
         del options[_ZERO_ONLY]
-    if config.adamw_lr is None:
-        del options[_ADAMW_LR]
+    for name in _LATER_OPTIONS:
+        if not options[name]:
+            del options[name]
     return options
 
 
@@ -182,9 +187,10 @@ def _refuse_foreign(out: Path) -> None:
 
 def _refuse_other(out: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
     # Both have the same names except for _ZERO_ONLY, which does not count between a run with ZeRO and one without.
-    names = sorted(here.keys() - ({_ZERO_ONLY} - there.keys()) - {_ADAMW_LR})
+    names = sorted(here.keys() - ({_ZERO_ONLY} - there.keys()) - set(_LATER_OPTIONS))
     pairs = {name: (there[name], here[name]) for name in names}
-    pairs[_ADAMW_LR] = there.get(_ADAMW_LR, "that of lr"), here.get(_ADAMW_LR, "that of lr")
+    for name, absent in _LATER_OPTIONS.items():
+        pairs[name] = there.get(name, absent), here.get(name, absent)
     if here[_STEPS] > there[_STEPS] and here["optimizer"] != "zero-one-adam":  # whose intervals are shares of a run
         del pairs[_STEPS]
     differing = [

@@ -19,6 +19,9 @@ from octavo.train.report.memory import tensor_bytes
 from octavo.train.strategy.base import State, loss_of
 from octavo.train.strategy.replica import ReplicaStrategy
 
+OPTIONS = ("delay", "fragments", "lr", "momentum", "spread")
+"""What summary.json says of the outer loop."""
+
 
 class OuterStrategy(ReplicaStrategy):
     """A strategy whose handle and optimizer are the same octavo.Outer."""
@@ -44,6 +47,7 @@ class OuterStrategy(ReplicaStrategy):
                 fragments=config.outer_fragments,
                 lr=config.outer_lr,
                 momentum=config.outer_momentum,
+                spread=config.outer_spread,
                 group=group,
                 seed=config.seed,
                 timeout_s=config.timeout_s,
@@ -81,4 +85,4 @@ class OuterStrategy(ReplicaStrategy):
         return tensor_bytes(own["inner"]), tensor_bytes(residuals) + tensor_bytes(self.optimizer.shared_state())
 
     def options(self) -> dict[str, Any]:
-        return {f"outer_{name}": getattr(self.optimizer, name) for name in ("delay", "fragments", "lr", "momentum")}
+        return {f"outer_{name}": getattr(self.optimizer, name) for name in OPTIONS}
