@@ -7,6 +7,7 @@
 
 #include "octavo/codec/lossless.h"
 #include "octavo/device/dispatch.h"
+#include "octavo/kernels/round_up.h"
 
 namespace octavo {
 
@@ -83,7 +84,7 @@ BlockCoding::BlockCoding(BlockCodec codec, std::uint64_t block, bool stochastic)
 }
 
 std::uint64_t BlockCoding::scale_bytes(std::uint64_t count) const {
-  return facts(codec_).has_scale ? sizeof(float) * ((count + block_ - 1) / block_) : 0;
+  return facts(codec_).has_scale ? sizeof(float) * divide_up(count, block_) : 0;
 }
 
 std::uint64_t BlockCoding::payload_bytes(std::uint64_t count) const {

@@ -11,6 +11,7 @@
 
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
+#include "octavo/kernels/round_up.h"
 
 namespace octavo {
 
@@ -55,7 +56,7 @@ void insert_sketch(c10::Device device, const EncodeInput& input, std::uint64_t c
 void estimate_sketch(c10::Device device, const float* sketch, const rules::CountSketch& shape, std::uint64_t count,
                      float* estimates) {
   constexpr std::uint64_t kGroup = rules::kSketchGroup;
-  for_parts(device, static_cast<std::int64_t>((count + kGroup - 1) / kGroup), kGrainValues / kGroup,
+  for_parts(device, static_cast<std::int64_t>(divide_up(count, kGroup)), kGrainValues / kGroup,
             [&](std::int64_t from, std::int64_t to) {
               const std::uint64_t first = static_cast<std::uint64_t>(from) * kGroup;
               const std::uint64_t last = std::min(static_cast<std::uint64_t>(to) * kGroup, count);

@@ -12,6 +12,7 @@
 
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
+#include "octavo/kernels/round_up.h"
 
 namespace octavo {
 
@@ -80,7 +81,7 @@ void Lsh::for_each_tile(const PayloadPart& part, Body body) const {
 /// Each step and tile draws another hash. Otherwise changes that one hash does not see would never be seen.
 void Lsh::sketch(c10::Device device, const EncodeInput& input, const PayloadPart& part, float* cells) const {
   const LaunchScope scope(device);
-  const std::uint64_t count = (part.part.count + kLshTile - 1) / kLshTile * kSketches;
+  const std::uint64_t count = divide_up(part.part.count, kLshTile) * kSketches;
   if (device.is_cpu()) {
     std::fill_n(cells, count, 0.0F);
   } else {
@@ -106,7 +107,7 @@ void Lsh::encode(c10::Device device, const EncodeInput& input, const PayloadPart
     static thread_local at::Tensor memory;
     const EncodeInput own = input.from(first);
     const bool compares = own.estimate && !next_residual;
-    const std::uint64_t tiles = (part.part.count + kLshTile - 1) / kLshTile;
+    const std::uint64_t tiles = divide_up(part.part.count, kLshTile);
     const ScratchFloats sketches(device, compares ? tiles * kSketches : 0, memory);
     const float* cells = sketches.data();
     at::Tensor on_host;

@@ -20,7 +20,7 @@ namespace octavo {
 /// beginning of what that call sent: let Value begin with a MessageHeader, or a digest, where that can happen.
 template <class Value>
   requires std::is_trivially_copyable_v<Value>
-std::vector<Value> exchange_with_all(Wire& wire, const Value& own) {
+std::vector<Value> all_gather_value(Wire& wire, const Value& own) {
   std::vector<Value> all(static_cast<std::size_t>(wire.world_size()), own);
   std::vector<std::uint64_t> rooms(all.size(), wire.room_for(sizeof(Value)));
   rooms[static_cast<std::size_t>(wire.rank())] = sizeof(Value);
@@ -40,7 +40,7 @@ std::vector<Value> exchange_with_all(Wire& wire, const Value& own) {
 /// Throws Error communication where ranks have other digests: "[where] rank R and rank S `differ`". All ranks call it
 /// together. Throws what Wire throws, too.
 inline void require_same_on_all(Wire& wire, std::uint64_t digest, const char* where, const char* differ) {
-  const std::vector<std::uint64_t> told = exchange_with_all(wire, digest);
+  const std::vector<std::uint64_t> told = all_gather_value(wire, digest);
   const auto other = std::find_if(told.begin(), told.end(), [&](std::uint64_t one) { return one != digest; });
   if (other == told.end()) return;
   fail(ErrorCode::communication, where, "rank ", wire.rank(), " and rank ", other - told.begin(), " ", differ);

@@ -6,7 +6,7 @@
 
 #include <utility>
 
-#include "octavo/comm/exchange_with_all.h"
+#include "octavo/comm/all_gather_value.h"
 #include "octavo/comm/schedule/linear_sum.h"
 #include "octavo/comm/wire.h"
 #include "octavo/device/dispatch.h"

@@ -27,7 +27,8 @@ enum class ReduceOp { sum, average };
 ///
 /// Throws Error: invalid_argument for a plan that needs more than one call (feedback, lsh, a warm-up, `auto`) or
 /// several parameters (rules), and for a sum over hits; wrong_type; unsupported; communication, also where ranks call
-/// it with tensors of other sizes or with another plan, `op`, `call` or `seed`, before anything is sent; timeout.
+/// it with tensors of other sizes or with another plan, `op`, `call` or `seed`, before a value of the tensor is sent;
+/// timeout.
 OCTAVO_API void all_reduce(at::Tensor& tensor, const Plan& plan, c10::intrusive_ptr<c10d::Backend> backend, ReduceOp op,
                            std::chrono::milliseconds deadline, std::uint64_t call = 0, std::uint64_t seed = 0);
 

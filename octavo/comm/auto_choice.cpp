@@ -20,7 +20,7 @@ class Pipeline {
     thread_ = std::max(thread_, ready_s) + cost.encode;
     under_way_.push_back({&cost, send(cost.wait_up)});
     for (std::size_t i = under_way_.size() - 1; i-- > 0;) advance(under_way_[i]);
-    if (under_way_.size() > kDepth) finish_oldest();
+    if (under_way_.size() > kBucketsUnderWay) finish_oldest();  // a choice of auto has at most as many transfers
   }
 
   double drain() {
@@ -30,7 +30,6 @@ class Pipeline {
   }
 
  private:
-  static constexpr std::size_t kDepth = 2;
   struct UnderWay {
     const PhaseSeconds* cost;
     double arrives;

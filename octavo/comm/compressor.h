@@ -195,6 +195,7 @@ class OCTAVO_API Compressor {
   /// scale is positive and finite.
   void set_gradient_scale(double scale);
 
+  /// Forgets what error feedback owes, on this rank. Call it on all ranks, between steps.
   void drop_residuals();
 
   /// Returns the mean square of each parameter's gradient in the last step, averaged over ranks (Outcome::power), in
@@ -202,7 +203,8 @@ class OCTAVO_API Compressor {
   std::vector<float> gradient_powers() const;
 
   /// Sets the share of what is owed that is added to gradients from now on; they are taken to hold the rest of it
-  /// already (Contribution::owed_share). It is for a caller that keeps a part of what it has not sent.
+  /// already (Contribution::owed_share). It is for a caller that keeps a part of what it has not sent. Throws Error
+  /// invalid_argument outside of [0, 1].
   void set_owed_share(double share);
 
   /// Makes the next step compare its results with the exact means of what the ranks contribute: their gradients, or
@@ -210,9 +212,11 @@ class OCTAVO_API Compressor {
   /// contributions to encoded buckets are sent once more, in float32. What is not encoded loses nothing but a rounding
   /// and is not measured. Where the plan keeps a momentum there are no figures, because results are then velocities;
   /// where it votes or averages over hits, there is no relative error. What error feedback owes of earlier steps is
-  /// part of a result, and what it owes to later steps is missing from it: both count as an error of this step.
+  /// part of a result, and what it owes to later steps is missing from it: both count as an error of this step. Throws
+  /// Error unsupported where ranks are grouped by hosts.
   void measure_next_step();
 
+  /// Returns figures of this object. Waits for the other ranks' word on the last step where ranks keep shards.
   CompressorStats stats();
   /// Returns nothing under another plan than `auto`, or with one rank.
   std::optional<AutoStats> auto_stats() const;

@@ -143,14 +143,14 @@ void Compressor::require_whole_gradients(const char* where) const {
   }
   if (!scatters() && !shards_) return;
   fail(ErrorCode::unsupported, where,
-       "ranks of fully_shard have each a shard of the averages: this is for DistributedDataParallel");
+       "each rank of fully_shard or ZeRO has only a shard of the averages: this is for DistributedDataParallel");
 }
 
 /// Throws where each rank gets a shard of the averages, because momenta are of whole parameters.
 void Compressor::require_whole_averages(const char* where) const {
   if (!scatters()) return;
   fail(ErrorCode::unsupported, where,
-       "ranks of fully_shard have each a shard of the averages: keep momenta with DistributedDataParallel");
+       "each rank of fully_shard or ZeRO has only a shard of the averages: keep momenta with DistributedDataParallel");
 }
 
 void Compressor::set_exchange(Exchange exchange) {

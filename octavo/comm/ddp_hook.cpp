@@ -72,9 +72,6 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     int transfers_begun = 1;
   };
 
-  /// Buckets that are under way at once, at least: the results of one are awaited while others are sent.
-  static constexpr int kDepth = 2;
-
   /// Makes a step of the pipeline: with each bucket that begins, those under way advance by one step. While a bucket's
   /// codes are sent up, the sums of the one before are sent down, and the one before that is decoded. What is done when
   /// follows from the sequence of buckets alone, never from which message came first, so that all ranks make the same
@@ -84,7 +81,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     if (is_first) state_->begin_step();
     in_flight_.push_back({future, buffer, state_->begin(where_kernels_run(buffer), slots, std::nullopt, ready)});
     for (std::size_t i = in_flight_.size() - 1; i-- > 0;) advance(in_flight_[i]);
-    const int depth = std::max(kDepth, Compressor::transfers(*in_flight_.front().job));
+    const int depth = std::max(kBucketsUnderWay, Compressor::transfers(*in_flight_.front().job));
     if (static_cast<int>(in_flight_.size()) > depth) finish_oldest();
     if (is_last) drain();
   }

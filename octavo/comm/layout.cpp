@@ -13,7 +13,7 @@ std::uint64_t Ownership::share(std::uint64_t count, int world_size) const {
     fail(ErrorCode::invalid_argument, "comm.ownership", "expected shares in units of at least 1 element, got 0");
   }
   const auto world = static_cast<std::uint64_t>(world_size);
-  const std::uint64_t equal = (count + world - 1) / world;
+  const std::uint64_t equal = divide_up(count, world);
   return round_up(equal, unit);
 }
 

@@ -124,6 +124,9 @@ class OCTAVO_API Engine {
   // A backward pass is begun by start_backward(). It is ended where end_backward() was called for all graphs that have
   // taken gradients, or given up.
 
+  // These are CustomOpExecutor's startForward() and so on, for the graph that they name, with the same results and
+  // errors; Error invalid_argument for a graph or a parameter that is not registered.
+
   void start_forward();
   void end_forward();
   /// Must be called before the backward pass of all graphs. `update`: parameters change after the pass. Throws Error

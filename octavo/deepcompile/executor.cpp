@@ -43,7 +43,7 @@ bool CustomOpExecutor::hasParam(long ds_id) const { return std::ranges::find(ds_
 
 void CustomOpExecutor::requireParam(long ds_id) const {
   if (hasParam(ds_id)) return;
-  fail(ErrorCode::invalid_argument, kOfExecutor, "parameter ", ds_id, " is none of this graph, which has [",
+  fail(ErrorCode::invalid_argument, kOfExecutor, "parameter ", ds_id, " does not belong to this graph, which has [",
        join_as_str(ds_ids_, ", ", 100), "]");
 }
 

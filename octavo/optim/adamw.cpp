@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "octavo/device/dispatch.h"
+#include "octavo/kernels/round_up.h"
 #include "octavo/optim/flat.h"
 
 namespace octavo {
@@ -102,12 +103,13 @@ void FreezeRoom::reserve(const at::Tensor& square) {
     if (!room.defined() || room.numel() < size) room = at::empty({size}, options);
   };
   const at::TensorOptions options = square.options();
-  const std::int64_t blocks = divided_up(square.numel(), kFloorBlock);
+  const std::int64_t blocks = divide_up(square.numel(), kFloorBlock);
   grow(rows_, square.is_contiguous() ? 0 : square.numel(), options);
   grow(last_, kFloorBlock, options);
   grow(means_, blocks, options);
   grow(is_positive_, blocks, options.dtype(at::kBool));
   if (!mean_.defined()) mean_ = at::empty({}, options);
+  if (!square.is_cpu()) grow(host_means_, blocks, options.device(at::kCPU));
 }
 
 void FreezeRoom::freeze(const at::Tensor& square, double beta2, double eps, double floor, std::int64_t step) {
@@ -119,10 +121,21 @@ void FreezeRoom::freeze(const at::Tensor& square, double beta2, double eps, doub
   square.copy_(in_shape);
 }
 
+/// Returns the mean of `count` values from the means of their blocks, summed up in order: a reduction by torch would
+/// depend on the number of threads.
+double FreezeRoom::mean_of_blocks(const at::Tensor& means, std::int64_t count) {
+  const at::Tensor host = means.is_cpu() ? means : host_means_.narrow(0, 0, means.numel()).copy_(means);
+  const float* const values = host.const_data_ptr<float>();
+  double sum = 0;
+  for (std::int64_t i = 0; i < means.numel(); ++i) {
+    sum += static_cast<double>(values[i]) * static_cast<double>(std::min(kFloorBlock, count - i * kFloorBlock));
+  }
+  return sum / static_cast<double>(count);
+}
+
 void FreezeRoom::freeze_rows(const at::Tensor& rows, double beta2, double eps, double floor, std::int64_t step) {
   const std::int64_t count = rows.numel(), left = count % kFloorBlock, blocks = count / kFloorBlock;
   rows.div_(1 - std::pow(beta2, step)).sqrt_();
-  at::mean_out(mean_, rows, at::IntArrayRef{0});
   at::Tensor whole = rows.narrow(0, 0, count - left).view({blocks, kFloorBlock});
   at::Tensor last = rows.narrow(0, count - left, left), means_of_whole = means_.narrow(0, 0, blocks);
   at::sum_out(means_of_whole, whole, 1).div_(static_cast<double>(kFloorBlock));
@@ -132,6 +145,7 @@ void FreezeRoom::freeze_rows(const at::Tensor& rows, double beta2, double eps, d
     at::sum_out(mean_of_last, last_, 0).div_(static_cast<double>(left));
   }
   at::Tensor means = means_.narrow(0, 0, blocks + (left > 0)), is_positive = is_positive_.narrow(0, 0, means.numel());
+  mean_.fill_(mean_of_blocks(means, count));
   at::gt_out(is_positive, means, 0);
   at::where_out(means, is_positive, means, mean_);
   means.mul_(floor);

@@ -57,11 +57,13 @@ class FreezeRoom {
   void freeze(const at::Tensor& square, double beta2, double eps, double floor, std::int64_t step);
 
  private:
+  double mean_of_blocks(const at::Tensor& means, std::int64_t count);
   void freeze_rows(const at::Tensor& rows, double beta2, double eps, double floor, std::int64_t step);
 
   at::Tensor rows_;                 // for a square that is not row-major
   at::Tensor last_;                 // one block, for the last elements, where they are fewer
   at::Tensor means_, is_positive_;  // by block
+  at::Tensor host_means_;           // on the CPU, for a square on a device
   at::Tensor mean_;                 // over all elements
 };
 

@@ -11,6 +11,7 @@
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/round_up.h"
 #include "octavo/optim/flat.h"
 #include "octavo/rules/gradient_power.h"
 
@@ -18,7 +19,7 @@ namespace octavo {
 
 namespace {
 
-std::uint64_t chunks_of(std::uint64_t count) { return (count + rules::kPowerChunk - 1) / rules::kPowerChunk; }
+std::uint64_t chunks_of(std::uint64_t count) { return divide_up(count, rules::kPowerChunk); }
 
 /// A parameter and its state as the kernels see them.
 struct Lamb {

@@ -27,7 +27,7 @@ struct LambOptions {
 ///
 /// The lists are of one length. Means and squares are float32, a parameter and its gradient are of any floating dtype,
 /// and all four are of one shape. All parameters are on one device. `steps` has the step of each parameter, counted
-/// from 1. Throws Error invalid_argument otherwise. Where it throws, also for want of memory, nothing has changed.
+/// from 1. Throws Error invalid_argument otherwise. Where it throws, also because memory ran out, nothing has changed.
 OCTAVO_API void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList means, at::TensorList squares,
                       at::IntArrayRef steps, at::Tensor& coefficients, const LambOptions& options);
 

@@ -9,6 +9,7 @@
 #include "octavo/device/own_values.h"
 #include "octavo/kernels/error.h"
 #include "octavo/kernels/reference/step_blocks.h"
+#include "octavo/kernels/round_up.h"
 #include "octavo/optim/flat.h"
 
 namespace octavo {
@@ -35,14 +36,14 @@ void require_codes(const at::Tensor& codes, const at::Tensor& scales, std::int64
   const auto block = static_cast<std::int64_t>(state_block(format));
   require_flat(codes, at::kByte, static_cast<std::int64_t>(state_bytes(format, static_cast<std::uint64_t>(count))),
                where, "codes");
-  require_flat(scales, at::kFloat, (count + block - 1) / block, where, "scales");
+  require_flat(scales, at::kFloat, divide_up(count, block), where, "scales");
 }
 
 /// Calls part(view, first, size) for all blocks, on all threads; `Block` is a momentum's or a variance's.
 template <class Block, class Part>
 void for_state_blocks(const StateView& view, std::int64_t count, const Part& part) {
   constexpr auto kStep = static_cast<std::int64_t>(kStepBlock);
-  for_parts(c10::kCPU, (count + kStep - 1) / kStep, kGrainElements / kStep, [&](std::int64_t begin, std::int64_t end) {
+  for_parts(c10::kCPU, divide_up(count, kStep), kGrainElements / kStep, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t first = begin * kStep; first < std::min(end * kStep, count); first += kStep) {
       const auto size = static_cast<std::uint64_t>(std::min(kStep, count - first));
       Block block(view.from(static_cast<std::uint64_t>(first)), size);

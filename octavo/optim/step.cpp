@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "octavo/kernels/round_up.h"
 #include "octavo/optim/flat.h"
 #include "octavo/optim/pager.h"
 #include "octavo/optim/step_memory.h"
@@ -19,7 +20,7 @@ namespace {
 constexpr std::int64_t kBlockElements = kStepBlock;
 constexpr std::int64_t kGrainBlocks = kGrainElements / kBlockElements;
 
-std::int64_t blocks_of(const FlatTensors& tensors) { return divided_up(tensors.count(), kBlockElements); }
+std::int64_t blocks_of(const FlatTensors& tensors) { return divide_up(tensors.count(), kBlockElements); }
 
 /// Shares the blocks of some parameters, numbered through, out to threads.
 void share_out(const std::vector<FlatTensors>& all, const MakeStep& make) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/round_up.h"
 #include "octavo/optim/flat.h"
 
 namespace octavo {
@@ -36,7 +37,7 @@ void require_writable(const at::Tensor& written, const Named& named) {
 
 void require_values(const at::Tensor& values, const at::Tensor& parameter, int code_bits, const Named& named) {
   const bool is_float = values.scalar_type() == at::kFloat;
-  const std::int64_t code_bytes = divided_up(parameter.numel() * code_bits, 8);
+  const std::int64_t code_bytes = divide_up(parameter.numel() * code_bits, 8);
   const bool has_shape = is_float || code_bits == 8 ? values.sizes() == parameter.sizes()
                                                     : values.dim() == 1 && values.numel() == code_bytes;
   const bool has_order =
@@ -54,7 +55,7 @@ void require_scales(at::TensorList scales, std::size_t i, const at::Tensor& valu
                     int code_bits, const Named& named) {
   if (values.scalar_type() == at::kFloat || parameter.numel() == 0) return;
   const auto block = static_cast<std::int64_t>(state_block(format_of_state(values, code_bits)));
-  const std::int64_t blocks = divided_up(parameter.numel(), block);
+  const std::int64_t blocks = divide_up(parameter.numel(), block);
   if (!is_given(scales, i)) {
     fail(ErrorCode::invalid_argument, named.where, "expected ", named.what, " ", i, ", float32[", blocks,
          "], for a state that is codes, got none");

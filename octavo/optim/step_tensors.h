@@ -49,7 +49,4 @@ OCTAVO_API bool is_given(at::TensorList list, std::size_t i);
 /// Returns how a state's values are kept; `code_bits` as in StepTensors.
 OCTAVO_API StateFormat format_of_state(const at::Tensor& values, int code_bits);
 
-/// Returns `count / by`, rounded up.
-inline std::int64_t divided_up(std::int64_t count, std::int64_t by) { return count / by + (count % by != 0); }
-
 }  // namespace octavo

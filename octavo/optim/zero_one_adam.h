@@ -39,8 +39,8 @@ OCTAVO_API rules::ZeroOneStep zero_one_step(double beta, double step_size, doubl
 /// preconditioned, before and after. The lists are of one length. States are float32 of the parameter's shape. `steps`
 /// counts the steps of each momentum from 1, `updates` those of each variance; the first update reads no preconditioner
 /// and no momentum. `lrs` and `weight_decays` have one for each parameter, and replace those of the options. `floor`:
-/// of the preconditioner, as in freeze_variance_. Throws Error invalid_argument otherwise. Where it throws, also for
-/// want of memory, nothing has changed.
+/// of the preconditioner, as in freeze_variance_. Throws Error invalid_argument otherwise. Where it throws, also
+/// because memory ran out, nothing has changed.
 OCTAVO_API void zero_one_variance_(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta,
                                    at::TensorList squares, at::TensorList preconditioners, at::IntArrayRef steps,
                                    at::IntArrayRef updates, at::ArrayRef<double> lrs,
@@ -49,7 +49,7 @@ OCTAVO_API void zero_one_variance_(at::TensorList parameters, at::TensorList gra
 /// Makes one step of all parameters that is not sent to other ranks (rules::zero_one_local). The lists are of one
 /// length, and each parameter's tensors are of one shape. Preconditioners, momenta and updates are float32; gradients
 /// and anchors are of any floating dtype. `step_sizes` has one for each parameter. Throws Error invalid_argument
-/// otherwise. Where it throws, also for want of memory, no parameter has changed.
+/// otherwise. Where it throws, also because memory ran out, no parameter has changed.
 OCTAVO_API void zero_one_local_(at::TensorList parameters, at::TensorList gradients, at::TensorList preconditioners,
                                 at::TensorList anchors, at::TensorList momenta, at::TensorList updates, double beta,
                                 const std::vector<double>& step_sizes);

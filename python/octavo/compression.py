@@ -2,6 +2,7 @@
 """``octavo.compress``, for DDP and for FSDP2."""
 
 import sys
+from os import PathLike
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from octavo._C import Plan, StatePaging
 from octavo.ddp import compress_ddp
 from octavo.handle import Handle
+from octavo.optim.checks import page_folder
 from octavo.parameters import Exempt
 from octavo.plan import as_plan, require_seed
 
@@ -26,7 +28,7 @@ def compress(
     replicas: dist.ProcessGroup | None = None,
     ranks_per_host: int | str | None = None,
     is_paged: bool = False,
-    page_dir: str | None = None,
+    page_dir: str | PathLike | None = None,
     seed: int = 0,
     timeout_s: float = 300.0,
 ) -> Handle:
@@ -72,8 +74,8 @@ def compress(
     then sent to all ranks of a host. Ranks of a host have consecutive numbers, and all hosts have equally many;
     ``"auto"`` takes the ``LOCAL_WORLD_SIZE`` of torchrun. It is for hosts whose ranks share memory or a fast link: a
     host then sends no more than one rank would. What error feedback remembers is what a host owes, kept by each rank
-    for its range. Linear maps, ``auto``, sparse gradients and optimizers that keep a momentum on each rank (``Signum``)
-    are refused with it.
+    for its range. Linear maps, ``+clip``, ``auto``, sparse gradients and optimizers that keep a momentum on each
+    rank (``Signum``) are refused with it.
 
     Raises ValueError for arguments that make no sense, and on all ranks where the ranks' arguments differ; TypeError
     for another kind of model or scaler; NotImplementedError, with the reason, where the gradients' device has no
@@ -82,11 +84,7 @@ def compress(
     require_seed(seed, "compression.compress")
     if scaler is not None and not hasattr(scaler, "get_scale"):
         raise TypeError(f"[compression.compress] expected a GradScaler as scaler, got {type(scaler).__name__}")
-    if page_dir is not None and not is_paged:
-        raise ValueError(
-            f"[compression.compress] page_dir is for paged states, got {page_dir!r}: pass is_paged=True, too"
-        )
-    paging = StatePaging(is_paged, page_dir or "")
+    paging = StatePaging(is_paged, page_folder(page_dir, is_paged, "compression.compress") or "")
     model = getattr(model, "_orig_mod", model)  # the module that torch.compile has wrapped
     if _is_sharded(model):
         from octavo.fsdp import compress_fsdp  # takes a second to import

@@ -9,6 +9,7 @@
 #include "octavo/comm/schedule/float_part.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
+#include "octavo/kernels/round_up.h"
 #include "octavo/rules/gradient_power.h"
 
 namespace octavo {
@@ -27,8 +28,6 @@ std::uint64_t stride_of(const Contribution& tensor) {
   return tensor.count < kSampledCount || tensor.memory->needs_whole_power() ? kPowerChunk : kSampledStride;
 }
 
-std::uint64_t chunks_of(std::uint64_t count, std::uint64_t stride) { return (count + stride - 1) / stride; }
-
 /// Calls body(first, count) for the parts of a tensor that lie together in memory.
 template <class Body>
 void for_each_run(const Contribution& tensor, Body body) {
@@ -39,7 +38,7 @@ void for_each_run(const Contribution& tensor, Body body) {
 
 std::uint64_t chunks_of(const Contribution& tensor, std::uint64_t stride) {
   std::uint64_t chunks = 0;
-  for_each_run(tensor, [&](std::uint64_t, std::uint64_t count) { chunks += chunks_of(count, stride); });
+  for_each_run(tensor, [&](std::uint64_t, std::uint64_t count) { chunks += divide_up(count, stride); });
   return chunks;
 }
 
@@ -56,9 +55,9 @@ void measure_run(const LaunchScope& scope, c10::Device device, const Contributio
   constexpr std::uint64_t kAtOnce = 256;
   static thread_local at::Tensor kept_by_thread;
   const std::uint64_t whole = run.count / stride + (run.count % stride >= kPowerChunk ? 1 : 0);
-  for (std::uint64_t chunk = 0; chunk < chunks_of(run.count, stride); chunk += kAtOnce) {
+  for (std::uint64_t chunk = 0; chunk < divide_up(run.count, stride); chunk += kAtOnce) {
     const std::uint64_t rows = std::min(kAtOnce, whole - std::min(chunk, whole));
-    const bool ends = chunk + rows < chunks_of(run.count, stride) && rows < kAtOnce;
+    const bool ends = chunk + rows < divide_up(run.count, stride) && rows < kAtOnce;
     const std::uint64_t rest = ends ? run.count % stride : 0;  // of the last chunk, which is shorter
     const ScratchFloats floats(device, rows * kPowerChunk + rest, kept_by_thread);
     const std::uint64_t first = run.first + chunk * stride;
@@ -71,7 +70,7 @@ void measure_run(const LaunchScope& scope, c10::Device device, const Contributio
 void measure(const Contribution& tensor, std::uint64_t stride, c10::Device device, float* powers) {
   const LaunchScope scope(device);
   for_each_run(tensor, [&](std::uint64_t start, std::uint64_t count) {
-    const auto chunks = static_cast<std::int64_t>(chunks_of(count, stride));
+    const auto chunks = static_cast<std::int64_t>(divide_up(count, stride));
     for_parts(device, chunks, kGrainChunks, [&](std::int64_t from, std::int64_t to) {
       const std::uint64_t first = static_cast<std::uint64_t>(from) * stride;
       const std::uint64_t last = std::min(static_cast<std::uint64_t>(to) * stride, count);
@@ -87,7 +86,7 @@ float mean(std::span<const float> chunks, const Contribution& tensor, std::uint6
   if (sum == 0) return 0.0F;
   std::uint64_t taken = 0;
   for_each_run(tensor, [&](std::uint64_t, std::uint64_t count) {
-    const std::uint64_t before_last = chunks_of(count, stride) - 1;
+    const std::uint64_t before_last = divide_up(count, stride) - 1;
     taken += before_last * kPowerChunk + std::min(kPowerChunk, count - before_last * stride);
   });
   return std::max(static_cast<float>(sum / static_cast<double>(taken)), rules::kLeastPower);

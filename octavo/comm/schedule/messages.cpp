@@ -10,6 +10,7 @@
 
 #include "octavo/device/scratch.h"
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/round_up.h"
 #include "octavo/rules/counter_random.h"
 
 namespace octavo {
@@ -40,7 +41,7 @@ std::uint64_t part_checksum(const std::uint8_t* bytes, std::uint64_t count) {
 /// Returns a checksum that is computed on all threads and is the same whatever their number.
 std::uint64_t checksum(const std::uint8_t* bytes, std::uint64_t count) {
   constexpr std::uint64_t kPart = 1U << 18;
-  const std::uint64_t parts = (count + kPart - 1) / kPart;
+  const std::uint64_t parts = divide_up(count, kPart);
   std::vector<std::uint64_t> sums(parts);
   at::parallel_for(0, static_cast<std::int64_t>(parts), 1, [&](std::int64_t from, std::int64_t to) {
     for (auto part = static_cast<std::uint64_t>(from); part < static_cast<std::uint64_t>(to); ++part) {
@@ -64,9 +65,8 @@ void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint6
   std::memcpy(&header, message, sizeof header);
   if (header.digest == digest) {
     if (header.checksum == checksum(message + sizeof header, bytes - sizeof header)) return;
-    fail(ErrorCode::communication, "comm.schedule", "what rank ", receiver, " received of rank ", sender,
-         " is not what was sent: a bit has flipped in a memory or on the network; the process group and its handles ",
-         "must be rebuilt");
+    fail(ErrorCode::communication, "comm.schedule", "rank ", receiver, " received other bytes than rank ", sender,
+         " sent: a bit has flipped in memory or on the network; the process group and its handles ", "must be rebuilt");
   }
   fail(ErrorCode::communication, "comm.schedule", "rank ", receiver,
        " was sent a bucket of another step, plan or model by rank ", sender,

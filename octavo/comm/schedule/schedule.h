@@ -25,6 +25,10 @@ struct PhaseSeconds {
   }
 };
 
+/// The buckets that are under way at once, at least, where they follow one another (DdpHook): the results of one are
+/// awaited while others are sent.
+constexpr int kBucketsUnderWay = 2;
+
 struct Bucket {
   at::Tensor gradients;               // real numbers of any floating dtype, dense or sparse
   std::vector<Contribution> tensors;  // the gradients of a dense bucket, where they lie, or copies in float32

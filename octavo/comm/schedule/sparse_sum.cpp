@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#include "octavo/comm/exchange_with_all.h"
+#include "octavo/comm/all_gather_value.h"
 #include "octavo/comm/schedule/messages.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
@@ -35,7 +35,7 @@ std::uint64_t form_of(const at::Tensor& sparse) {
 std::vector<Told> told_by_all(Wire& wire, const at::Tensor& sparse, std::uint64_t bytes, std::uint64_t digest) {
   Told own = {{}, bytes, form_of(sparse)};
   seal(reinterpret_cast<std::uint8_t*>(&own), sizeof own, digest);
-  std::vector<Told> told = exchange_with_all(wire, own);
+  std::vector<Told> told = all_gather_value(wire, own);
   for (int rank = 0; rank < wire.world_size(); ++rank) {
     const Told& one = told[static_cast<std::size_t>(rank)];
     require_sealed(reinterpret_cast<const std::uint8_t*>(&one), sizeof one, digest, rank, wire.rank());

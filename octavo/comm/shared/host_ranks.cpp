@@ -7,7 +7,7 @@
 #include <unistd.h>
 #include <utility>
 
-#include "octavo/comm/exchange_with_all.h"
+#include "octavo/comm/all_gather_value.h"
 #include "octavo/comm/wire.h"
 #include "octavo/kernels/error.h"
 #include "octavo/kernels/round_up.h"
@@ -73,7 +73,7 @@ HostRanks::Met HostRanks::meet(Wire& wire, milliseconds deadline) {
     own = nullptr;
   }
   std::vector<std::shared_ptr<MemoryFile>> files;
-  const auto names = exchange_with_all(wire, own ? own->name() : MemoryFile::Name{});
+  const auto names = all_gather_value(wire, own ? own->name() : MemoryFile::Name{});
   for (std::size_t rank = 0; own && rank < names.size(); ++rank) {
     files.push_back(rank == static_cast<std::size_t>(wire.rank()) ? own : MemoryFile::open(names[rank]));
     if (files.back()) continue;
@@ -81,7 +81,7 @@ HostRanks::Met HostRanks::meet(Wire& wire, milliseconds deadline) {
                        ", which is on another host, in another container or of another user");
     own = nullptr;
   }
-  const auto can_read = exchange_with_all(wire, std::uint8_t{own ? std::uint8_t{1} : std::uint8_t{0}});
+  const auto can_read = all_gather_value(wire, std::uint8_t{own ? std::uint8_t{1} : std::uint8_t{0}});
   for (std::size_t rank = 0; rank < can_read.size(); ++rank) {
     if (can_read[rank] == 0 && why_not.empty()) {
       why_not = c10::str("rank ", rank, " cannot read the memory of all others, or they cannot read its own");

@@ -14,6 +14,7 @@
 #include "octavo/comm/shared/copy_bytes.h"
 #include "octavo/comm/wire.h"
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/round_up.h"
 
 namespace octavo {
 
@@ -74,7 +75,7 @@ bool can_add(const at::Tensor& tensor, const c10d::ReduceOp& op) {
 void add_in_rank_order(const at::Tensor& out, const std::vector<std::uint8_t*>& summands) {
   constexpr std::int64_t kPart = 1 << 15;
   const auto width = static_cast<std::int64_t>(out.itemsize());
-  at::parallel_for(0, (out.numel() + kPart - 1) / kPart, 1, [&](std::int64_t from, std::int64_t to) {
+  at::parallel_for(0, divide_up(out.numel(), kPart), 1, [&](std::int64_t from, std::int64_t to) {
     for (std::int64_t first = from * kPart; first < std::min(to * kPart, out.numel()); first += kPart) {
       const std::int64_t count = std::min(kPart, out.numel() - first);
       const auto part = [&](std::size_t rank) {

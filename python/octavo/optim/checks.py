@@ -119,6 +119,10 @@ def _is_number(value: object) -> bool:
         return False
 
 
+SENDING_OPTIMIZERS = frozenset({"zeroredundancyoptimizer", "postlocalsgdoptimizer"})
+"""Optimizers around others that send parameters by themselves, as class names in small letters."""
+
+
 def has_base_named(value: object, names: Set[str]) -> bool:
     """Whether a class of ``value``, or one of its base classes, has one of these names, given in small letters. It is
     for classes whose packages may not be installed, or take long to import."""
@@ -141,15 +145,46 @@ def require_dense(optimizer: Optimizer, gradient: Tensor) -> None:
         )
 
 
-def require_paged(optimizer: Optimizer, page_dir: str | None, is_paged: bool) -> None:
-    """Raises ValueError for a ``page_dir`` without paged states, and for one that is no directory."""
-    if page_dir is not None and not is_paged:
+def page_folder(page_dir: str | os.PathLike | None, is_paged: bool, where: str) -> str | None:
+    """Returns ``page_dir`` as a text. Raises ValueError, in the name of ``where``, for one without paged states and for
+    one that is no directory, TypeError for what is no path."""
+    if page_dir is None:
+        return None
+    if not isinstance(page_dir, str | os.PathLike):
+        raise TypeError(f"[{where}] expected page_dir as the path of a folder, got {type(page_dir).__name__}")
+    if not is_paged:
+        raise ValueError(f"[{where}] page_dir is for paged states, got {page_dir!r}: pass is_paged=True, too")
+    if not os.path.isdir(page_dir):
+        raise ValueError(f"[{where}] page_dir {page_dir!r} is no directory: make it first")
+    return os.fspath(page_dir)
+
+
+def require_same_kind(optimizer: Any, saved_groups: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Raises ValueError, in the name of ``where``, unless saved parameter groups may be those of ``optimizer``: where
+    their number differs, the numbers of their parameters, if they were saved, or where they have options of another
+    kind of optimizer."""
+    groups = optimizer.param_groups
+    if len(saved_groups) != len(groups):
         raise ValueError(
-            f"[optim.{type(optimizer).__name__}] page_dir is for paged states, got {page_dir!r}: pass is_paged=True, "
-            f"too"
+            f"[{where}] expected the state of {len(groups)} parameter groups of {type(optimizer).__name__}, got "
+            f"{len(saved_groups)}; nothing has changed"
         )
-    if page_dir is not None and not os.path.isdir(page_dir):
-        raise ValueError(f"[optim.{type(optimizer).__name__}] page_dir {page_dir!r} is no directory: make it first")
+    for index, (own, saved) in enumerate(zip(groups, saved_groups, strict=True)):
+        if "params" in saved and len(saved["params"]) != len(own["params"]):
+            raise ValueError(
+                f"[{where}] expected {len(own['params'])} parameters in group {index} of {type(optimizer).__name__}, "
+                f"got {len(saved['params'])}; nothing has changed"
+            )
+    if type(optimizer).__module__.startswith("octavo."):
+        return  # these take torch's states, too, and know which options those lack
+    for own, saved in zip(groups, saved_groups, strict=True):
+        missing = own.keys() - saved.keys() - {"params"}
+        unknown = saved.keys() - own.keys() - {"initial_lr"}  # a schedule's
+        if missing and unknown:  # another version of the same optimizer has more options, or fewer
+            raise ValueError(
+                f"[{where}] this is the state of another optimizer than {type(optimizer).__name__}: its options have "
+                f"{', '.join(sorted(unknown))}, and no {', '.join(sorted(missing))}; nothing has changed"
+            )
 
 
 def require_inert(optimizer: Optimizer, options: Mapping[str, Any]) -> None:

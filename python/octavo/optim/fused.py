@@ -8,6 +8,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from os import PathLike
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -15,15 +16,16 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
 
+from octavo.finite import all_finite
 from octavo.optim.checks import (
     CheckedOptimizer,
     eager_step,
     loss_of,
+    page_folder,
     require_dense,
     require_own_state,
-    require_paged,
 )
-from octavo.optim.clipping import GradientClip
+from octavo.optim.clipping import GradientClip, require_max_norm
 from octavo.optim.overrides import groups_by_name
 from octavo.optim.shards import any_rank, first_element, is_sharded, local, match_placements
 from octavo.optim.state_formats import has_codes, is_fitting
@@ -105,13 +107,13 @@ class FusedOptimizer(CheckedOptimizer):
         min_8bit_size: int = 4096,
         is_paged: bool | None = None,
         min_paged_size: int = 0,
-        page_dir: str | None = None,
+        page_dir: str | PathLike | None = None,
         nonfinite: str = "skip_element",
         bf16_rounding: str = "nearest",
         seed: int = 0,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
     ):
-        self._maker = self._make_maker(page_dir)
+        self._maker = self._make_maker(None)
         self._nonfinite: dict[torch.device, Tensor] = {}
         self._places: dict[weakref.ref[Tensor], int] = {}  # each parameter's number among all of them
         options = dict(
@@ -128,7 +130,8 @@ class FusedOptimizer(CheckedOptimizer):
         if overrides:
             params = groups_by_name(type(self).__name__, params, overrides, defaults.keys() | options.keys())
         super().__init__(params, defaults | options)
-        require_paged(self, page_dir, any(group["is_paged"] for group in self.param_groups))
+        is_paged = any(group["is_paged"] for group in self.param_groups)
+        self._maker.page_dir = page_folder(page_dir, is_paged, f"optim.{type(self).__name__}")
 
     # ---- what a subclass says
 
@@ -192,7 +195,7 @@ class FusedOptimizer(CheckedOptimizer):
         before they can be measured; ``step()`` raises it where gradients were changed in place, or some of them
         replaced, after they were measured.
         """
-        self._require(max_norm >= 0, "a max_norm of at least 0", max_norm)
+        require_max_norm(max_norm, f"optim.{type(self).__name__}")
         if are_registered(self._backward_hooks):
             raise RuntimeError(
                 f"[optim.{type(self).__name__}] the norm of all gradients is known after backward, and "
@@ -354,10 +357,7 @@ class FusedOptimizer(CheckedOptimizer):
 
     def _all_finite(self, parameters: list[Tensor]) -> bool:
         """Whether the gradients are finite on all ranks that have a shard of them. Waits for the devices."""
-        gradients = [local(p.grad) for p in parameters]
-        filled = [gradient for gradient in gradients if gradient.numel() > 0]
-        is_bad = bool(filled) and not torch.nn.utils.get_total_norm(filled, float("inf")).isfinite()
-        return not any_rank(is_bad, parameters)
+        return not any_rank(not all_finite(local(p.grad) for p in parameters), parameters)
 
     def _flag_on(self, device: torch.device) -> Tensor:
         if device not in self._nonfinite:

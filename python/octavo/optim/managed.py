@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from octavo._C import Arena
-from octavo.optim.checks import require_paged
+from octavo.optim.checks import page_folder
 
 
 class ManagedStates(Optimizer):
@@ -22,10 +23,10 @@ class ManagedStates(Optimizer):
     _is_paged = False
     _page_dir: str | None = None
 
-    def _set_paging(self, is_paged: bool, page_dir: str | None) -> None:
-        """To be called before the first state is made. Raises ValueError for a directory without paging."""
-        require_paged(self, page_dir, is_paged)
-        self._is_paged, self._page_dir = is_paged, page_dir
+    def _set_paging(self, is_paged: bool, page_dir: str | PathLike | None) -> None:
+        """To be called before the first state is made. Raises what ``page_folder`` raises."""
+        self._is_paged = is_paged
+        self._page_dir = page_folder(page_dir, is_paged, f"optim.{type(self).__name__}")
 
     def _zeros_like(self, parameter: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Returns zeros on the parameter's device, in its shape and memory order."""

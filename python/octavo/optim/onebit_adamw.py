@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from os import PathLike
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from octavo._C import Plan
 from octavo.optim.checks import eager_step, loss_of, require_dense, require_own_state, require_own_states
+from octavo.optim.clipping import require_max_norm
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
 from octavo.plan import as_plan
@@ -79,7 +81,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         variance_floor: float = 0.3,
         frozen_beta: float = 0.5,
         is_paged: bool = False,
-        page_dir: str | None = None,
+        page_dir: str | PathLike | None = None,
     ):
         self._set_paging(is_paged, page_dir)
         super().__init__(
@@ -173,7 +175,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         the bits, calibrated by the steps of the warm-up that were clipped. The clip reduces that part of the new
         momentum which this step's gradient has brought.
         """
-        self._require(max_norm >= 0, "a max_norm of at least 0", max_norm)
+        require_max_norm(max_norm, f"optim.{type(self).__name__}")
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         if self._handle is None:
             norm = torch.nn.utils.get_total_norm(gradients)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class OneBitLamb(OneBitAdamW):
         factor_bounds: tuple[float, float] = (0.5, 4.0),
         factor_change: float = 0.1,
         is_paged: bool = False,
-        page_dir: str | None = None,
+        page_dir: str | PathLike | None = None,
     ):
         self._more_defaults = dict(
             coefficient_bounds=coefficient_bounds,

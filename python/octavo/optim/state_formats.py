@@ -31,13 +31,19 @@ def blocks_of(count: int, bits: int) -> int:
     return -(-count // BLOCK[bits])
 
 
+def kept_scales(scales: Tensor) -> Tensor:
+    """Returns scales as the encoder keeps them: those below 2^-125 are 0, because a map's values would not be in their
+    order there. Other libraries keep such scales."""
+    return scales.where(scales.abs() >= 2.0**-125, 0.0)
+
+
 def floats_of(state: Mapping[str, Tensor], moment: str, bits: int, shape: torch.Size) -> Tensor:
     """Returns a moment of this shape as floats. `bits` are those of its codes, if it has any. Without codes the result
     is the state's own tensor."""
     if not has_codes(state, moment):
         return state[moment]
     codes, scales = (state[name].contiguous() for name in names_of(moment)[1:])
-    return torch.ops.octavo.decode_state(codes, scales, shape.numel(), bits, IS_SIGNED[moment]).view(shape)
+    return torch.ops.octavo.decode_state(codes, kept_scales(scales), shape.numel(), bits, IS_SIGNED[moment]).view(shape)
 
 
 def keep_floats(state: Mapping[str, Tensor], moment: str, bits: int, values: Tensor) -> None:

@@ -15,12 +15,14 @@ from octavo._C import Arena
 from octavo.optim.shards import as_shard, has_whole_rows, is_sharded, local
 from octavo.optim.state_formats import (
     BLOCK,
+    IS_SIGNED,
     blocks_of,
     code_shape,
     floats_of,
     has_codes,
     is_fitting,
     keep_floats,
+    kept_scales,
     names_of,
 )
 
@@ -186,16 +188,28 @@ class StateMaker:
                 f"changed"
             )
         if has_codes(saved, moment) and has_codes(state, moment) and own_bits == saved_bits:
-            for name in names_of(moment)[1:]:
-                state[name].copy_(saved[name].view(state[name].shape))
+            _, codes, scales = names_of(moment)
+            self._require_codable(moment, saved[scales])
+            state[codes].copy_(saved[codes].view(state[codes].shape))
+            state[scales].copy_(kept_scales(saved[scales]).view(state[scales].shape))
         else:
             floats = floats_of(saved, moment, saved_bits, shape)
-            if has_codes(state, moment) and not floats.isfinite().all():
-                raise ValueError(
-                    f"[optim.{self._owner}] the saved {moment} has values that are not finite, which would spoil all "
-                    f"of their blocks of codes: replace them, as by nan_to_num_(); nothing has changed"
-                )
+            if has_codes(state, moment):
+                self._require_codable(moment, floats)
             keep_floats(state, moment, own_bits, floats)
+
+    def _require_codable(self, moment: str, values: Tensor) -> None:
+        """Raises ValueError for values or scales that blocks of codes cannot have."""
+        if not values.isfinite().all():
+            raise ValueError(
+                f"[optim.{self._owner}] the saved {moment} has values that are not finite, which would spoil all of "
+                f"their blocks of codes: replace them, as by nan_to_num_(); nothing has changed"
+            )
+        if not IS_SIGNED[moment] and (values < 0).any():
+            raise ValueError(
+                f"[optim.{self._owner}] the saved {moment} has values below 0, and is a mean of squares; nothing has "
+                f"changed"
+            )
 
     def _copy(self, state: dict[str, Tensor], saved: dict[str, Any], name: str) -> None:
         own, value = state[name], saved[name]

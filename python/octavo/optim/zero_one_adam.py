@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
+from os import PathLike
 from typing import Any
 
 import torch
@@ -110,7 +111,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         local_step_clipper: int = 16,
         variance_floor: float = 0.3,
         is_paged: bool = False,
-        page_dir: str | None = None,
+        page_dir: str | PathLike | None = None,
     ):
         self._set_paging(is_paged, page_dir)
         super().__init__(

@@ -28,10 +28,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
 from octavo import durable_files
+from octavo.optim.checks import require_same_kind
 from octavo.parameters import saved_buffers
 from octavo.rendezvous import broadcast_from_rank_0
 from octavo.zero.all_or_none import by_first_rank, described, error_of, on_all_ranks
-from octavo.zero.optimizer_state import load_states, options_of, parts_by_name, require_groups, states_by_name
+from octavo.zero.optimizer_state import load_states, options_of, parts_by_name, states_by_name
 
 if TYPE_CHECKING:
     from octavo.zero.engine import ZeroEngine
@@ -76,7 +77,7 @@ def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     with _errors_of_all(where, what):
         dcp.load(texts, checkpoint_id=newest, process_group=group)
     options = json.loads(texts["groups"])
-    require_groups(engine, options)
+    require_same_kind(engine.optimizer, options, "zero.load_checkpoint")
     parts = parts_by_name(engine)
     try:
         engine.optimizer.state.clear()  # otherwise old and new states are in memory at once

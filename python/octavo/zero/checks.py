@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from octavo.optim.checks import has_base_named
+from octavo.optim.checks import SENDING_OPTIMIZERS, has_base_named
 from octavo.optim.joined import JoinedOptimizer
+from octavo.outer import Outer
 from octavo.zero.parts import OwnPart
 
 _LOOK_AT_SHAPES = {
@@ -29,6 +30,11 @@ def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimiz
         raise ValueError(
             f"[zero.initialize] {type(optimizer).__name__} decides what ranks send, as octavo.compress lets it: under "
             f"ZeRO the plan does; give an optimizer that takes averaged gradients, such as octavo.optim.AdamW8bit"
+        )
+    if isinstance(optimizer, Outer) or has_base_named(optimizer, SENDING_OPTIMIZERS):
+        raise ValueError(
+            f"[zero.initialize] {type(optimizer).__name__} steps an optimizer inside of it, which would keep the "
+            f"parameters that it has, and sends parameters by itself: give the optimizer inside"
         )
     if has_base_named(optimizer, _LOOK_AT_SHAPES):
         raise ValueError(

@@ -23,6 +23,7 @@ from octavo.handle import Handle
 from octavo.optim.checks import not_compiled
 from octavo.optim.clipping import require_max_norm
 from octavo.parameters import exempt_by_name
+from octavo.plain_model import require_plain_model
 from octavo.rendezvous import as_group, broadcast_from_rank_0, require_backend
 from octavo.zero import explained, export, optimizer_state, set_up
 from octavo.zero.checks import (
@@ -89,6 +90,7 @@ class ZeroEngine:
         self._group = group
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._ids = {parameter: id for id, parameter in enumerate(self._parameters.values())}
+        require_plain_model(model, "zero.initialize")
         require_trainable(self._parameters, optimizer)
         states = optimizer_state.whole_states(optimizer, self._parameters)
         if config.zero_stage == 3:
@@ -100,7 +102,7 @@ class ZeroEngine:
         if group.size() > 1:
             warn_of_rounding(self._parameters)
         exempt = exempt_by_name(config.exempt, self._parameters, "zero.initialize")
-        self._engine = set_up.connect(config, group, self._parameters, exempt, states)
+        self._engine = set_up.connect(config, group, self._parameters, exempt, set_up.described(optimizer), states)
         kept = [value for state in states.values() for value in state.values() if isinstance(value, Tensor)]
         broadcast_from_rank_0([*model.parameters(), *model.buffers(), *kept], group)  # as DistributedDataParallel does
         mesh = DeviceMesh.from_group(group, device_type)
@@ -129,6 +131,8 @@ class ZeroEngine:
         self._compiler: ZeroCompiler | None = None
         if compiled is not None and setting is not None:
             self._compile(compiled, setting, transfer_bytes)
+        if config.zero_stage < 3 and config.gather is not None:
+            self._engine.gather_updated()  # the first pass, too, is made with parameters as they are sent
 
     def _take_gradients(self) -> None:
         """From now on complete gradients go to the C++ engine."""

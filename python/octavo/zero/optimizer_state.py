@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from octavo.optim.checks import require_same_kind
 from octavo.optim.shards import as_shard, local
 from octavo.optim.state_formats import floats_of, names_of
 
@@ -103,24 +104,6 @@ def options_of(engine: ZeroEngine) -> list[dict[str, Any]]:
     return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
 
-def require_groups(engine: ZeroEngine, options: list[dict[str, Any]]) -> None:
-    if len(options) != len(engine.optimizer.param_groups):
-        raise ValueError(
-            f"[zero.load_checkpoint] expected {len(engine.optimizer.param_groups)} parameter groups of the optimizer, "
-            f"got {len(options)}; nothing has changed"
-        )
-    if type(engine.optimizer).__module__.startswith("octavo."):
-        return  # these take torch's states, too, and know which options those lack
-    for group, saved in zip(engine.optimizer.param_groups, options, strict=True):
-        missing, unknown = group.keys() - saved.keys() - {"params"}, saved.keys() - group.keys()
-        if missing and unknown:
-            raise ValueError(
-                f"[zero.load_checkpoint] this is the checkpoint of another optimizer than "
-                f"{type(engine.optimizer).__name__}: its options have {', '.join(sorted(unknown))}, and no "
-                f"{', '.join(sorted(missing))}; nothing has changed"
-            )
-
-
 def _as_here(here: Any, saved: Any) -> Any:
     """Returns an option that was read from JSON, as the type that the optimizer's own option has."""
     if isinstance(here, Tensor):
@@ -130,7 +113,7 @@ def _as_here(here: Any, saved: Any) -> Any:
 
 def load_states(engine: ZeroEngine, states: Mapping[str, Mapping[str, Any]], options: list[dict[str, Any]]) -> None:
     """Restores `states_by_name`, or `own_states`, and `options_of`. Raises ValueError where they do not fit."""
-    require_groups(engine, options)
+    require_same_kind(engine.optimizer, options, "zero.load_checkpoint")
     places = itertools.count()
     merged = [
         {key: _as_here(group.get(key), value) for key, value in (group | saved).items()}

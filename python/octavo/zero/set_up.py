@@ -50,11 +50,12 @@ def connect(
     group: dist.ProcessGroup,
     parameters: Mapping[str, nn.Parameter],
     exempt: Mapping[str, bool],
+    optimizer: str,
     states: States,
 ) -> _C.Engine:
     """Returns the C++ engine, connected to those of the other ranks. Raises ValueError where ranks differ in what they
-    must have alike, such as which states their optimizers have, and where a rule of the plan fits no parameter that is
-    not exempt."""
+    must have alike, such as ``optimizer``, its description, and which states the optimizers have, and where a rule of
+    the plan fits no parameter that is not exempt."""
     plan = as_plan(config.plan)
     plan.require_rules_fit([name for name, is_exempt in exempt.items() if not is_exempt])
     rendezvous = Rendezvous(group, "zero.initialize", config.timeout_s)
@@ -65,6 +66,7 @@ def connect(
             **config.shared(),
             "exempt parameters": [name for name, is_exempt in exempt.items() if is_exempt],
             "model": [(name, tuple(p.shape), str(p.dtype)) for name, p in parameters.items()],
+            "optimizer": optimizer,
             "optimizer's state": [(name, key, _kind(v)) for name, state in states.items() for key, v in state.items()],
         },
         "zero.initialize",
@@ -81,6 +83,24 @@ def connect(
         rendezvous.connect() if config.zero_stage == 3 else None,
         StatePaging(config.is_paged, str(config.page_dir or "")),
     )
+
+
+def described(optimizer: Optimizer) -> str:
+    """Returns what must be the same on all ranks of an optimizer: its class, and the options of its groups."""
+    groups = [
+        {name: _option(value) for name, value in group.items() if name not in ("params", "param_names")}
+        for group in optimizer.param_groups
+    ]
+    return f"{type(optimizer).__name__} {groups}"
+
+
+def _option(value: object) -> object:
+    """Returns an option's value, where it has one that can be compared, otherwise its type."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, tuple | list):
+        return [_option(one) for one in value]
+    return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
 
 
 def _kind(value: object) -> str:

@@ -323,7 +323,7 @@ TEST(CustomOpExecutorTest, AGradientThatIsNotTheParametersIsRefused) {
   run_ranks(1, [](const BackendPtr& backend, int) {
     Rank own(backend, {4, 5}, 100, true);
     EXPECT_EQ(refusal_of([&] { own.executor->reduceGrad(at::ones({4}), 2); }),
-              "[deepcompile.executor] parameter 2 is none of this graph, which has [0, 1]");
+              "[deepcompile.executor] parameter 2 does not belong to this graph, which has [0, 1]");
     EXPECT_EQ(refusal_of([&] { own.executor->reduceGrad(at::ones({4}), 1); }),
               "[deepcompile.executor] expected the gradient of parameter 1 as 5 floats on cpu, got Float[4] on cpu");
     EXPECT_NE(refusal_of([&] { own.executor->reduceGrad(at::ones({5}, at::kLong), 1); }).find("got Long"),

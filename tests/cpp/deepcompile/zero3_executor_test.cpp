@@ -225,7 +225,7 @@ TEST(Z3ExecutorTest, CodesGiveAllRanksTheSameBits) {
 TEST(Z3ExecutorTest, AMissingWaitAUseAfterReleaseAndAStrangerAreNamed) {
   run_ranks(2, [](const BackendPtr& backend, int) {
     Z3Rank own(backend);
-    EXPECT_NE(refusal_of([&] { own.graph->allgatherParam(9); }).find("parameter 9 is none of this graph"),
+    EXPECT_NE(refusal_of([&] { own.graph->allgatherParam(9); }).find("parameter 9 does not belong to this graph"),
               std::string::npos);
     EXPECT_NE(refusal_of([&] { own.graph->waitAllgather({}, 0); }).find("parameter 0 is sharded"), std::string::npos);
     own.graph->allgatherParam(0);

@@ -114,7 +114,7 @@ def test_clipping_is_torchs(max_norm):
 @pytest.mark.parametrize("max_norm", [-1.0, float("nan")])
 def test_a_norm_that_is_none_is_refused(max_norm):
     _, optimizer = run(AdamW, range(1))
-    with pytest.raises(ValueError, match="expected a max_norm of at least 0"):
+    with pytest.raises(ValueError, match="expected max_norm as a number of at least 0"):
         optimizer.clip_grad_norm_(max_norm)
 
 

@@ -274,6 +274,11 @@ def test_a_directory_without_paged_states_is_refused(tmp_path):
     parameter = nn.Parameter(torch.zeros(8))
     with pytest.raises(ValueError, match=r"^\[optim\.AdamW8bit\] page_dir is for paged states.*pass is_paged=True"):
         AdamW8bit([parameter], page_dir=str(tmp_path))
+    with pytest.raises(TypeError, match=r"^\[optim\.AdamW8bit\] expected page_dir as the path of a folder, got int"):
+        AdamW8bit([parameter], is_paged=True, page_dir=3)
+    in_files = AdamW8bit([parameter], is_paged=True, page_dir=tmp_path)
+    parameter.grad = torch.ones_like(parameter)
+    in_files.step()
     AdamW8bit([{"params": [parameter], "is_paged": True}], page_dir=str(tmp_path))
 
 

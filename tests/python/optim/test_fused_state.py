@@ -159,10 +159,43 @@ def spoiled(state: dict, how: str) -> dict:
         state["param_groups"].append(copy.deepcopy(group))
     elif how == "count":
         group["params"] = group["params"][:-1]
+    elif how == "infinite scale":
+        state["state"][1]["exp_avg_scale"][0] = float("inf")
+    elif how == "negative scale":
+        state["state"][1]["exp_avg_sq_scale"][0] = -1e-3
+    elif how == "negative square":
+        state["state"][1]["exp_avg_sq"] = torch.full_like(
+            state["state"][1].pop("exp_avg_sq_codes"), -1, dtype=torch.float
+        )
+        del state["state"][1]["exp_avg_sq_scale"]
     return state
 
 
 HOWS = ["shape", "dtype", "no tensor", "no dictionary", "missing", "unknown", "option", "groups", "count"]
+HOWS += ["infinite scale", "negative scale", "negative square"]
+
+
+@pytest.mark.parametrize("scale", [1e-37, 1e-39, 1e-42])
+@pytest.mark.parametrize("bits", [8, 32])
+def test_the_scale_of_a_block_that_had_no_gradient_for_long_is_zero(scale, bits):
+    """bitsandbytes keeps such scales. Below 2^-125 codes would not mean values in their order."""
+    parameter = torch.nn.Parameter(torch.ones(512))
+    optimizer = AdamW8bit([parameter], lr=1e-3, min_8bit_size=1)
+    parameter.grad = torch.ones(512)
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"][0]["exp_avg_sq_codes"].copy_(torch.arange(512).remainder(256))
+    state["state"][0]["exp_avg_sq_scale"].fill_(scale)
+    state["state"][0]["exp_avg_codes"].fill_(127)  # 0
+    other = torch.nn.Parameter(torch.ones(512))
+    loaded = AdamW8bit([other], lr=1e-3, min_8bit_size=1) if bits == 8 else AdamW([other], lr=1e-3)
+    loaded.load_state_dict(state)
+    other.grad = torch.zeros(512)
+    other.grad[1::2] = 0.01
+    loaded.step()
+    assert other.isfinite().all() and (1 - other).abs().max() < 0.1
+    if bits == 8:
+        assert (loaded.state[other]["exp_avg_sq_scale"] > 1e-8).all()
 
 
 @pytest.mark.parametrize("how", HOWS)

@@ -56,6 +56,21 @@ def test_after_the_freeze_the_denominator_stays_and_the_loss_still_falls():
     assert losses[-1] < losses[10] < losses[0]
 
 
+def test_a_frozen_variance_does_not_depend_on_the_threads():
+    torch.manual_seed(0)
+    square = torch.randn(3000, 1024).square_()
+    square[1500:] = 0  # these blocks have the mean of all
+    frozen, threads = [], torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            frozen.append(square.clone())
+            torch.ops.octavo.freeze_variance_(frozen[-1], 100, 0.999, 1e-8, 0.3)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(frozen[0], frozen[1]) and torch.equal(frozen[0], frozen[2])
+
+
 def test_the_frozen_denominator_has_a_floor():
     square = torch.zeros(600)
     square[:256] = 4.0

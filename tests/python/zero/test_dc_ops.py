@@ -214,7 +214,8 @@ def refusals(rank: int) -> None:
     mine, token = Rank(rank), torch.zeros(1)
     known = rf"\(graph {mine.graph}, \w+ \S+, rank {rank}\)"
     with pytest.raises(
-        ValueError, match=rf"parameter 9 is none of this graph.+\(graph {mine.graph}, parameter 9, rank {rank}\)"
+        ValueError,
+        match=rf"parameter 9 does not belong to this graph.+\(graph {mine.graph}, parameter 9, rank {rank}\)",
     ):
         dc.allgather_params_fused([torch.ones(1)], mine.graph, [9])
     with pytest.raises(ValueError, match=r"no engine of this process has graph 5.+parameter 0"):

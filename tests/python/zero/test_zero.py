@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 from zero_runs import Odd, adamw, loss_of, paged, step_once, trained
@@ -180,6 +183,14 @@ def refusal(rank: int, what: str) -> str:
         optimizer = octavo.optim.Signum(model.parameters())
     elif what == "shapes":
         optimizer = torch.optim.Adafactor(model.parameters())
+    elif what == "redundancy":
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+    elif what == "outer":
+        optimizer = octavo.Outer(model, optimizer)
+    elif what == "rates":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01 * (rank + 1))
+    elif what == "classes":
+        optimizer = (torch.optim.AdamW, torch.optim.SGD)[rank](model.parameters(), lr=0.01)
     elif what == "seed":
         config["seed"] = -1
     elif what == "half":
@@ -216,6 +227,13 @@ def refusal(rank: int, what: str) -> str:
         ("gather", "ValueError: [comm.gather_shards] values are gathered by a codec that sends all of them"),
         ("joined", "ValueError: [zero.initialize] Signum decides what ranks send"),
         ("shapes", "ValueError: [zero.initialize] Adafactor makes its steps of whole matrices"),
+        ("redundancy", "ValueError: [zero.initialize] ZeroRedundancyOptimizer steps an optimizer inside of it"),
+        ("outer", "ValueError: [zero.initialize] Outer steps an optimizer inside of it"),
+        (
+            "rates",
+            "ValueError: [zero.initialize] all ranks must have the same optimizer; rank 1 differs from rank 0",
+        ),
+        ("classes", "ValueError: [zero.initialize] all ranks must have the same optimizer; rank 1 differs from rank 0"),
         ("seed", "ValueError: [zero.initialize] seed must be an integer from 0"),
         ("half", "ValueError: [zero.initialize] expected accumulation_steps as an integer of at least 1, got 2.5"),
         ("twice", "RuntimeError: [zero.backward] the last micro-batch of this step was already processed"),
@@ -229,6 +247,28 @@ def refusal(rank: int, what: str) -> str:
 )
 def test_what_makes_no_sense_is_refused_on_every_rank(two_ranks, what, words):
     for said in two_ranks.run(refusal, what):
+        assert words in said
+
+
+def refusal_of_wrapped(rank: int, wrap: Callable[[nn.Module], nn.Module]) -> str:
+    model = wrap(Odd())
+    try:
+        octavo.initialize(model, adamw(model), {"zero_stage": 2})
+    except (TypeError, NotImplementedError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("wrap", "words"),
+    [
+        (nn.parallel.DistributedDataParallel, "TypeError: [zero.initialize] this model averages gradients in every"),
+        (fully_shard, "is a DTensor: pass a model of which every rank has all parameters, as before fully_shard"),
+    ],
+    ids=["ddp", "fsdp2"],
+)
+def test_a_model_that_something_else_exchanges_is_refused(two_ranks, wrap, words):
+    for said in two_ranks.run(refusal_of_wrapped, wrap):
         assert words in said
 
 

@@ -46,6 +46,27 @@ def test_a_resumed_run_is_the_run_to_the_bit(two_ranks, stages, make, tmp_path):
     assert [a + b for a, b in zip(first, rest, strict=True)] == whole
 
 
+def loads_its_first_state(rank: int, stage: int, folder: str) -> list[list[float]]:
+    """Returns the losses of a run whose parameters are sent by a codec, and of one from its state before the first
+    step."""
+    runs = []
+    for loads in (False, True):
+        model = Odd()
+        engine = octavo.initialize(model, adamw(model), {"zero_stage": stage, "gather": "int8"})
+        if loads:
+            engine.load_checkpoint(folder)
+        else:
+            engine.save_checkpoint(folder)
+        runs.append([step_once(engine, rank, batch) for batch in range(3)])
+    return runs
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_state_of_before_the_first_step_is_that_of_a_new_engine(two_ranks, tmp_path, stage):
+    for whole, loaded in two_ranks.run(loads_its_first_state, stage, str(tmp_path / "one")):
+        assert loaded == whole
+
+
 def made_room_for(rank: int, folder: str) -> list[str]:
     from octavo.zero import checkpoint
 
@@ -437,5 +458,5 @@ def test_a_checkpoint_whose_bytes_have_changed_is_refused(two_ranks, tmp_path, n
 
 def test_the_checkpoint_of_another_optimizer_changes_nothing(two_ranks, tmp_path):
     for said, after in two_ranks.run(load_what_does_not_fit, str(tmp_path / "one"), "another optimizer"):
-        assert "this is the checkpoint of another optimizer than SGD: its options have amsgrad, " in said
+        assert "this is the state of another optimizer than SGD: its options have amsgrad, " in said
         assert not after

@@ -3,9 +3,9 @@
 
 A search is a list of knobs to move, one per trial after the first. A move takes the best point so far and changes one
 knob by one place of its ladder: in the knob's first direction, or in the other one where that value was tried before.
-So the second move of a knob continues in the same direction where the first one helped, and turns round where it did
-not. The next point is a pure function of the losses so far, so an interrupted search continues with exactly the trials
-of an unbroken one.
+So the second move of a knob continues in the same direction where the first one helped, and reverses its direction
+where it did not. The next point is a pure function of the losses so far, so an interrupted search continues with
+exactly the trials of an unbroken one.
 """
 
 from __future__ import annotations
