@@ -92,6 +92,7 @@ void bind_outer(py::module_& m) {
           py::arg("plan"), py::arg("parameters"), py::arg("options"))
       .def("after_step", &skipped_by<&Outer::after_step>)
       .def("synchronize", &skipped_by<&Outer::synchronize>)
+      .def("wait", &Outer::wait, no_gil)
       .def_property_readonly("steps", &Outer::steps)
       .def("stats", &stats_of)
       .def("anchors", &Outer::anchors, no_gil)

@@ -37,7 +37,7 @@ void AutoPlan::begin_step(double exchange_s) {
   }
   note(exchange_s);
   if (phase_ == Phase::probing && at_ == plans_ * kProbes) try_contenders();
-  if (phase_ == Phase::trying && at_ == contenders_.size() * kTurns * kTurnSteps) settle();
+  if (phase_ == Phase::trying && at_ == contenders_.size() * kTurns * kTurnSteps) choose();
   if (phase_ == Phase::settled && at_ == kCheckSteps) check();
   if (phase_ == Phase::probing) probed_.assign(layout_.size(), at_ / kProbes);
 }
@@ -105,10 +105,10 @@ void AutoPlan::try_contenders() {
   phase_ = Phase::trying;
   at_ = 0;
   turns_.assign(kTurns, std::vector<double>(contenders_.size()));
-  if (contenders_.size() == 1) settle();
+  if (contenders_.size() == 1) choose();
 }
 
-void AutoPlan::settle() {
+void AutoPlan::choose() {
   std::vector<std::int64_t> numbers = {0};
   if (contenders_.size() > 1) {
     numbers[0] = static_cast<std::int64_t>(winner(turns_));

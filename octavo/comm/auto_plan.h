@@ -70,7 +70,7 @@ class OCTAVO_API AutoPlan {
   void start();
   void note(double exchange_s);
   void try_contenders();
-  void settle();
+  void choose();
   void check();
   const BucketPlans& plans_now() const;
 

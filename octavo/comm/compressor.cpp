@@ -87,7 +87,7 @@ Compressor::~Compressor() = default;
 
 void Compressor::begin_step() {
   const std::lock_guard lock(mutex_);
-  settle();
+  close_step();
   if (exchange_ == Exchange::planned) {
     if (auto_) auto_->begin_step(std::chrono::duration<double>(last_done_ - first_ready_).count());
     first_ready_ = Clock::time_point::max();
@@ -112,7 +112,7 @@ void Compressor::begin_step() {
 
 bool Compressor::end_step() {
   const std::lock_guard lock(mutex_);
-  settle();
+  close_step();
   current_ = Step::ended;
   return verdict_.last_step_was_finite();
 }
@@ -166,7 +166,7 @@ void Compressor::require_not_ended(const char* where) const {
 }
 
 void Compressor::roll_back() {
-  state_.settle(/*commit=*/false);
+  state_.end_step(/*commit=*/false);
   for (Parameter& parameter : parameters_) parameter.sends_owed = false;
 }
 
@@ -181,10 +181,10 @@ void Compressor::forget_step() {
   if (std::exchange(is_counted_, false)) --scaled_together_;
 }
 
-void Compressor::settle() {
+void Compressor::close_step() {
   const bool finite = verdict_.end_step();
   if (!finite) forget_step();
-  state_.settle(finite);
+  state_.end_step(finite);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     if (std::exchange(parameter.sends_owed, false) && finite && parameter.power != 0) {
@@ -385,7 +385,7 @@ bool Compressor::exchange_updates() {
   Exchange of_gradients{};
   {
     const std::lock_guard lock(mutex_);
-    settle();
+    close_step();
     for (const std::size_t index : momenta_.without_next_step()) {
       slots.push_back({index, count});
       count += parameters_[index].info.count;

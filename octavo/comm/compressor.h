@@ -289,7 +289,7 @@ class OCTAVO_API Compressor {
   std::vector<ParameterInfo> remembered(std::vector<ParameterInfo> parameters) const;
 
   // compressor.cpp
-  void settle();
+  void close_step();
   void roll_back();
   void begin_counting();
   void forget_step();

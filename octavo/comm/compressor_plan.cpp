@@ -41,7 +41,7 @@ void Compressor::set_plan(const Plan& plan) {
   const std::lock_guard lock(mutex_);
   if (momenta_.needs_magnitudes()) require_magnitudes(plan, "comm.set_plan");
   if (momenta_.any()) require_fits_momenta(plan, "comm.set_plan");
-  settle();
+  close_step();
   use(plan);
 }
 
@@ -156,7 +156,7 @@ void Compressor::require_whole_averages(const char* where) const {
 void Compressor::set_exchange(Exchange exchange) {
   const std::lock_guard lock(mutex_);
   if (exchange != Exchange::planned) require_whole_gradients("comm.set_exchange");
-  settle();
+  close_step();
   exchange_ = exchange;
 }
 
@@ -172,7 +172,7 @@ void Compressor::set_momentum(const std::map<std::string, Momentum>& momenta, do
     require_magnitudes(*plan_, "comm.set_momentum");
     require_fits_momenta(*plan_, "comm.set_momentum");
   }
-  settle();
+  close_step();
   momenta_.share(momenta, beta);
 }
 
@@ -184,7 +184,7 @@ void Compressor::keep_own_momenta(const std::vector<std::string>& names, OwnMome
          "with ranks_per_host the means of hosts are sent, and no rank's own update: leave ranks_per_host out");
   }
   if (!names.empty()) require_fits_momenta(*plan_, "comm.keep_own_momenta");
-  settle();
+  close_step();
   momenta_.keep_own(names, betas);
 }
 
@@ -195,7 +195,7 @@ void Compressor::keep_own_updates(const std::map<std::string, at::Tensor>& preco
     require_fits_momenta(*plan_, "comm.keep_own_updates");
     require_magnitudes(*plan_, "comm.keep_own_updates");
   }
-  settle();
+  close_step();
   momenta_.keep_updates(preconditioners, beta);
 }
 
@@ -206,7 +206,7 @@ void Compressor::set_step_sizes(const std::map<std::string, double>& step_sizes)
 
 std::map<std::string, Compressor::OwnUpdate> Compressor::own_updates() {
   const std::lock_guard lock(mutex_);
-  settle();
+  close_step();
   return momenta_.own_updates();
 }
 

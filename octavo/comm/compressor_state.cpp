@@ -8,7 +8,7 @@ namespace octavo {
 
 void Compressor::drop_residuals() {
   const std::lock_guard lock(mutex_);
-  settle();
+  close_step();
   forget_owed();
 }
 
@@ -19,13 +19,13 @@ void Compressor::forget_owed() {
 
 std::map<std::string, at::Tensor> Compressor::state() {
   const std::lock_guard lock(mutex_);
-  settle();
+  close_step();
   return state_.save();
 }
 
 void Compressor::load_state(const std::map<std::string, at::Tensor>& state, bool of_momenta) {
   const std::lock_guard lock(mutex_);
-  settle();
+  close_step();
   state_.load(state);
   was_loaded_ = true;
   residuals_are_of_momenta_ = of_momenta;
@@ -33,7 +33,7 @@ void Compressor::load_state(const std::map<std::string, at::Tensor>& state, bool
 
 void Compressor::load_state_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta) {
   const std::lock_guard lock(mutex_);
-  settle();
+  close_step();
   state_.load_world(world);
   was_loaded_ = true;
   residuals_are_of_momenta_ = of_momenta;

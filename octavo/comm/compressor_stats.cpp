@@ -87,7 +87,7 @@ std::uint64_t Compressor::wire_bytes(const Parameter& parameter) const {
 
 std::vector<ParameterStats> Compressor::parameter_stats() {
   const std::lock_guard lock(mutex_);
-  settle();
+  close_step();
   std::vector<ParameterStats> all;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = parameters_[i];

@@ -76,7 +76,7 @@ ScratchFloats::ScratchFloats(c10::Device device, std::uint64_t count, at::Tensor
     : data_(reinterpret_cast<float*>(
           reserve_on_device(device.is_cpu() ? kept_by_thread : own_, count * sizeof(float), device))) {}
 
-SettledAtEnd::~SettledAtEnd() {
+WaitAtEnd::~WaitAtEnd() {
   try {
     wait_for_current_stream(device_);
   } catch (...) {  // the device is lost, and with it what it would have written

@@ -45,12 +45,12 @@ class OCTAVO_API ScratchFloats {
 
 /// Waits at the end of its scope, however that is left, until no kernel of the device's current stream uses a buffer
 /// any more. After an error the memory may go to whoever asks next.
-class OCTAVO_API SettledAtEnd {
+class OCTAVO_API WaitAtEnd {
  public:
-  explicit SettledAtEnd(c10::Device device) : device_(device) {}
-  ~SettledAtEnd();
-  SettledAtEnd(const SettledAtEnd&) = delete;
-  SettledAtEnd& operator=(const SettledAtEnd&) = delete;
+  explicit WaitAtEnd(c10::Device device) : device_(device) {}
+  ~WaitAtEnd();
+  WaitAtEnd(const WaitAtEnd&) = delete;
+  WaitAtEnd& operator=(const WaitAtEnd&) = delete;
 
  private:
   c10::Device device_;

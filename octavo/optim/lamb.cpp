@@ -128,7 +128,7 @@ void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList m
   if (parameters.empty()) return;
 
   const c10::Device device = parameters[0].device();
-  const SettledAtEnd buffers_are_free(device);
+  const WaitAtEnd buffers_are_free(device);
   std::uint64_t chunks = 0, largest = 0;
   for (const at::Tensor& parameter : parameters) {
     const auto count = static_cast<std::uint64_t>(parameter.numel());

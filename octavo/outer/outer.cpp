@@ -256,6 +256,10 @@ void Outer::wait_for(Round& round) {
   watch.lap(waited_s_);
 }
 
+void Outer::wait() {
+  for (Round& round : rounds_) wait_for(round);
+}
+
 void Outer::arrive(std::size_t index, double own_share, std::vector<Skipped>& skipped) {
   Round& round = rounds_[index];
   wait_for(round);

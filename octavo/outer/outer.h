@@ -85,6 +85,9 @@ class OCTAVO_API Outer {
   /// ranks, also where a round was skipped. It does not change the number of steps. Throws as after_step() does.
   std::vector<Skipped> synchronize();
 
+  /// Waits until the rounds under way have been exchanged. They still arrive at their own steps.
+  void wait();
+
   /// Returns the number of this rank's own steps.
   std::uint64_t steps() const { return steps_; }
   OuterStats stats() const;

@@ -27,7 +27,7 @@ Contribution GatherShards::tensor(void* values, std::uint64_t count, at::ScalarT
 }
 
 void GatherShards::begin(std::vector<Contribution> tensors, std::uint64_t digest) {
-  const SettledAtEnd buffers_are_free(device_);
+  const WaitAtEnd buffers_are_free(device_);
   tensors_ = std::move(tensors);
   codes_.begin(tensors_, digest);
   encode_own();
@@ -53,7 +53,7 @@ void GatherShards::encode_own() {
 void GatherShards::wait() { codes_.wait(); }
 
 void GatherShards::decode_all(std::uint32_t* nonfinite) {
-  const SettledAtEnd buffers_are_free(device_);
+  const WaitAtEnd buffers_are_free(device_);
   constexpr float kAny = 1;  // no tensor is left out
   codes_.decode_all(std::vector<float>(tensors_.size(), kAny), nonfinite, /*own_is_there=*/true);
   tensors_.clear();  // their memory is the caller's

@@ -67,7 +67,7 @@ Contribution Hierarchical::own_range(const Contribution& tensor, float power) co
 }
 
 void Hierarchical::gather_in_host() {
-  const SettledAtEnd buffers_are_free(device_);
+  const WaitAtEnd buffers_are_free(device_);
   outcome_ = between_.finish();
   Stopwatch watch;
   results_.begin(std::move(gathered_), bucket_.digest);
@@ -76,7 +76,7 @@ void Hierarchical::gather_in_host() {
 
 /// Every rank checks all results, so that all ranks agree on what is not finite.
 Outcome Hierarchical::finish() {
-  const SettledAtEnd buffers_are_free(device_);
+  const WaitAtEnd buffers_are_free(device_);
   Stopwatch watch;
   results_.wait();
   watch.lap(seconds_.wait_down);

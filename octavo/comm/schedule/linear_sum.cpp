@@ -13,7 +13,7 @@
 namespace octavo {
 
 void LinearSum::begin(Bucket bucket) {
-  const SettledAtEnd buffers_are_free(device_);
+  const WaitAtEnd buffers_are_free(device_);
   bucket_ = std::move(bucket);
   find_mapped();
   place_images();
@@ -109,7 +109,7 @@ Contribution LinearSum::image(const Mapped& mapped) const {
 }
 
 void LinearSum::advance() {
-  const SettledAtEnd buffers_are_free(device_);
+  const WaitAtEnd buffers_are_free(device_);
   if (begun_ < exchange_.transfers()) {
     ++begun_;
     return exchange_.advance();
@@ -136,7 +136,7 @@ void LinearSum::end_round() {
 }
 
 Outcome LinearSum::finish() {
-  const SettledAtEnd buffers_are_free(device_);
+  const WaitAtEnd buffers_are_free(device_);
   end_round();
   Stopwatch watch;
   std::uint32_t* const nonfinite = cleared_word(nonfinite_, device_);

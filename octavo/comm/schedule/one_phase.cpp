@@ -14,7 +14,7 @@
 namespace octavo {
 
 void OnePhase::begin(Bucket bucket) {
-  const SettledAtEnd buffers_are_free(device_);
+  const WaitAtEnd buffers_are_free(device_);
   Stopwatch watch;
   bucket_ = std::move(bucket);
   up_.begin(bucket_.tensors, bucket_.digest);
@@ -28,7 +28,7 @@ void OnePhase::advance() {
 }
 
 Outcome OnePhase::finish() {
-  const SettledAtEnd buffers_are_free(device_);
+  const WaitAtEnd buffers_are_free(device_);
   Stopwatch watch;
   up_.wait();
   watch.lap(seconds_.wait_up);

@@ -13,7 +13,7 @@
 namespace octavo {
 
 void TwoPhase::begin(Bucket bucket) {
-  const SettledAtEnd buffers_are_free(device_);
+  const WaitAtEnd buffers_are_free(device_);
   Stopwatch watch;
   bucket_ = std::move(bucket);
   up_.begin(bucket_.tensors, bucket_.digest);
@@ -23,7 +23,7 @@ void TwoPhase::begin(Bucket bucket) {
 }
 
 void TwoPhase::advance() {
-  const SettledAtEnd buffers_are_free(device_);
+  const WaitAtEnd buffers_are_free(device_);
   Stopwatch watch;
   ++begun_;
   if (begun_ <= up_.transfers()) {
@@ -44,7 +44,7 @@ void TwoPhase::advance() {
 }
 
 Outcome TwoPhase::finish() {
-  const SettledAtEnd buffers_are_free(device_);
+  const WaitAtEnd buffers_are_free(device_);
   Stopwatch watch;
   std::uint32_t* const nonfinite = cleared_word(nonfinite_, device_);
   const bool all_stay = up_.stays_here();

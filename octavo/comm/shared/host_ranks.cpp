@@ -136,7 +136,7 @@ void HostRanks::await(const SharedWord& word, std::uint32_t value, int peer, con
 
 at::Tensor HostRanks::room(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  settle();
+  let_go_of_read();
   return blocks_->allocate(bytes);
 }
 
@@ -146,7 +146,7 @@ void HostRanks::keep(const at::Tensor& room, const SharedWord& users) {
 }
 
 /// Lets go of what is not needed any more.
-void HostRanks::settle() {
+void HostRanks::let_go_of_read() {
   kept_.remove_if([](const Kept& one) { return one.users->load(std::memory_order_acquire) == 0; });
   unread_.remove_if([&](const Unread& one) {
     const bool has_come = includes(head(one.sender).posted.load(std::memory_order_acquire), one.number);
@@ -174,13 +174,13 @@ void HostRanks::require_free_slot() {
          kRebuild);
   }
   require(outcome, gone, "", deadline_);
-  settle();
+  let_go_of_read();
 }
 
 std::unique_ptr<Posting> HostRanks::post(const at::Tensor& sent, std::span<const Parcel> parcels,
                                          std::vector<std::uint64_t> expected) {
   const std::lock_guard lock(mutex_);
-  settle();
+  let_go_of_read();
   require_free_slot();
   const std::uint64_t first = sent.numel() == 0 ? 0 : blocks_->offset_of(sent.const_data_ptr());
   for (int peer = 0; peer < world_size(); ++peer) {
@@ -230,7 +230,7 @@ void HostRanks::abandon(std::uint32_t number) {
   for (int peer = 0; peer < world_size(); ++peer) {
     if (peer != rank_) unread_.push_back({number, peer});
   }
-  settle();
+  let_go_of_read();
 }
 
 Posting::Posting(std::shared_ptr<HostRanks> ranks, std::uint32_t number, std::vector<std::uint64_t> expected)

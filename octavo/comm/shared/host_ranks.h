@@ -116,7 +116,7 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   Slot& slot(int rank, std::uint32_t number) const;
   Parcel& parcel(int owner, std::uint32_t number, int receiver) const;
   void abandon(std::uint32_t number);
-  void settle();
+  void let_go_of_read();
   void require_free_slot();
   void require(Awaited outcome, int peer, const char* what, std::chrono::milliseconds deadline) const;
   bool has_gone(int rank) const;

@@ -41,7 +41,7 @@ void StateStore::evict(std::size_t parameter) const {
   for (const Versioned& tensor : tensors_[parameter]) tensor.evict();
 }
 
-void StateStore::settle(bool commit) {
+void StateStore::end_step(bool commit) {
   for (std::size_t p = 0; p < tensors_.size(); ++p) {
     for (std::size_t r = 0; r < roles_.size(); ++r) {
       if (commit && (kept_[p] || roles_[r].is_kept_unsent)) {
@@ -85,7 +85,7 @@ void StateStore::load(const std::map<std::string, at::Tensor>& tensors) {
     require(values, key, place, rank_, world_size_);
     found.emplace_back(place, memory_->copy(values, c10::kCPU));
   }
-  settle(/*commit=*/false);
+  end_step(/*commit=*/false);
   clear();
   for (auto& [place, values] : found) tensors_[place.parameter][place.role].restore(std::move(values));
 }

@@ -79,7 +79,7 @@ class OCTAVO_API StateStore {
   void prefetch(std::size_t parameter) const;
   void evict(std::size_t parameter) const;
   /// Ends a step: commits what was kept, or rolls back everything.
-  void settle(bool commit);
+  void end_step(bool commit);
   void clear();
   /// Clears all state of a parameter but some roles.
   void clear(std::size_t parameter, const std::vector<Role>& kept = {});

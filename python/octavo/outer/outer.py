@@ -344,7 +344,7 @@ class Outer(Optimizer):
 
     def wait(self) -> None:
         """Waits until the rounds under way have been exchanged. They still arrive at their own steps."""
-        self._outer.positions()
+        self._outer.wait()
 
     def stats(self) -> dict[str, Any]:
         """Returns figures since this object was made:

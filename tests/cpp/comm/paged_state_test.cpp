@@ -29,7 +29,7 @@ StateStore paged_store(const std::string& directory = "") {
 void keep_everywhere(StateStore& state, float value) {
   std::fill_n(state.at(0, kKept).next<float>(kPagedCount, c10::kCPU), kPagedCount, value);
   state.keep(0, true);
-  state.settle(/*commit=*/true);
+  state.end_step(/*commit=*/true);
 }
 
 TEST(PagedState, BothGenerationsAreManagedAndGoWithTheStore) {
@@ -77,7 +77,7 @@ class PagedStateDeviceTest : public FakeManagedTest {
     scope.kernels().add_owed(scope.queue(), {now}, 1.0F, nullptr, nullptr, kPagedCount, next);
     state.evict(0);
     state.keep(0, true);
-    state.settle(/*commit=*/true);
+    state.end_step(/*commit=*/true);
     guard_.synchronizeDevice(0);
   }
 };

@@ -30,14 +30,14 @@ TEST(StateStore, AStepIsCommittedParameterByParameterOrNotAtAll) {
   write(state, 0, kSent, 72, 1);
   write(state, 1, kSent, 36, 2);
   state.keep(0, true);
-  state.settle(/*commit=*/true);
+  state.end_step(/*commit=*/true);
   EXPECT_EQ(first_bits(state, 0, kSent), 1);
   EXPECT_EQ(first_bits(state, 1, kSent), 0) << "it was not to be kept";
   write(state, 0, kSent, 72, 3);
   state.keep(0, true);
-  state.settle(/*commit=*/false);
+  state.end_step(/*commit=*/false);
   EXPECT_EQ(first_bits(state, 0, kSent), 1);
-  state.settle(/*commit=*/true);
+  state.end_step(/*commit=*/true);
   EXPECT_EQ(first_bits(state, 0, kSent), 1) << "what was rolled back came again";
   state.clear();
   EXPECT_TRUE(state.save().empty());
@@ -72,7 +72,7 @@ TEST(StateStore, ARoleMayLiveWhereNothingWasSent) {
   write(state, 0, kSent, 72, 1);
   state.at(0, kWhole).next<float>(200, c10::kCPU)[0] = 5;
   state.keep(0, false);
-  state.settle(/*commit=*/true);
+  state.end_step(/*commit=*/true);
   EXPECT_EQ(first_bits(state, 0, kSent), 0);
   EXPECT_EQ(state.at(0, kWhole).now<float>(c10::kCPU)[0], 5);
 
@@ -86,7 +86,7 @@ TEST(StateStore, IsSavedAndLoaded) {
   StateStore state = store(0, 2);
   write(state, 0, kOwned, 128, 5);
   state.keep(0, true);
-  state.settle(/*commit=*/true);
+  state.end_step(/*commit=*/true);
   StateStore other = store(0, 2);
   other.load(state.save());
   EXPECT_EQ(first_bits(other, 0, kOwned), 5);
