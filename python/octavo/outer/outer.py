@@ -67,9 +67,9 @@ class Outer(Optimizer):
       optimizers that normalize, such as AdamW and Muon. Plain SGD does not: with a rate of 1 and a momentum of 0
       rounds amount to the mean over ranks.
     - ``spread``: whether ranks move along the momentum in equal parts, after each of their steps, in place of the
-      anchor at the end of a round. Their gradients then correct where it overshoots. False: DiLoCo's outer step, by
-      Nesterov's method. None: True where neither ``lr`` nor ``momentum`` is given and parameters are in float32, as
-      ``outer_rates`` says; parameters of 16 bits lose parts that are less than half of a unit in the last place.
+      anchor at the end of a round by Nesterov's method. Their gradients then correct where it overshoots. It suits
+      plans of several bits; docs/quality.md has what was measured. Parameters of 16 bits lose parts that are less than
+      half of a unit in the last place.
     - ``delay``: the number of steps for which a round is under way while the rank goes on (Streaming DiLoCo, 2025).
     - ``mix``: the share of its own values that a rank keeps when a round arrives. The only error feedback that can be
       used with it is ``+ef``, which knows that what is kept need not be sent. ``synchronize`` gives up what was kept.
@@ -106,7 +106,7 @@ class Outer(Optimizer):
         *,
         delay: int = 0,
         mix: float = 0.0,
-        spread: bool | None = None,
+        spread: bool = False,
         fragments: int = 1,
         decay: float = 1.0,
         average: str = "ranks",
@@ -133,9 +133,7 @@ class Outer(Optimizer):
         group = as_group(group, "outer.Outer")
         self._rank, self._size = group.rank(), group.size()
         self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
-        if spread is None and any(p.dtype != torch.float32 for p in self._parameters.values()):
-            spread = False
-        lr, momentum, spread = outer_rates(every, self._plan, self._size, lr, momentum, mix, spread)
+        lr, momentum = outer_rates(every, self._plan, self._size, lr, momentum, mix, spread)
         whole = dict(every=int(every), delay=int(delay), fragments=int(fragments))
         self._options = whole | dict(lr=float(lr), momentum=float(momentum), mix=float(mix), spread=bool(spread))
         self._exchanged = set(self._parameters.values())

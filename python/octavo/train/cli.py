@@ -82,12 +82,8 @@ def train(
         float | None, typer.Option(help="Its momentum; by the steps of a round, the plan and the ranks.")
     ] = _DEFAULT.outer_momentum,
     outer_spread: Annotated[
-        bool | None,
-        typer.Option(
-            "--outer-spread/--outer-nesterov",
-            help="Whether ranks move along the momentum in each of their steps, or the anchor at the end of a round; "
-            "the former where neither --outer-lr nor --outer-momentum is given.",
-        ),
+        bool,
+        typer.Option("--outer-spread", help="Ranks move along the momentum in each step, not the anchor at the end."),
     ] = _DEFAULT.outer_spread,
     model: Annotated[str, typer.Option(help="tiny, small, 220m or the CONFIG.json of a LLaMA.")] = _DEFAULT.model,
     device: Annotated[

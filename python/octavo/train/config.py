@@ -30,7 +30,7 @@ class TrainConfig:
     `batch_size` is in rows per rank and micro-batch, `seq_len` in tokens per row. Where `plan`, `lr`, `beta1` or
     `beta2` is None, the optimizer's own default is used. Where `clip_norm` is None, gradients are not clipped. `outer`
     is the number of steps from one round of `octavo.Outer` to the next, and the other `outer_…` are its delay,
-    fragments, learning rate, momentum and whether that is spread over steps (None: its own rule decides); with `outer`
+    fragments, learning rate, momentum (None: its own rule decides) and whether that is spread over steps; with `outer`
     0 ranks exchange gradients in every step. `zero` is the stage of ZeRO and `gather` the codec by which it sends
     parameters (None: as they are); with `zero` 0 each rank has all of the model and of the optimizer's state.
     `compile`: whether ZeRO compiles the model's graphs.
@@ -48,7 +48,7 @@ class TrainConfig:
     outer_fragments: int = 1
     outer_lr: float | None = None
     outer_momentum: float | None = None
-    outer_spread: bool | None = None
+    outer_spread: bool = False
     model: str = "tiny"
     device: str = "auto"
     precision: str = "auto"

@@ -52,7 +52,7 @@ def test_the_move_of_a_round_goes_on_in_the_steps_of_the_next(three_ranks, lr, m
 def steady(rank: int) -> list[float]:
     """Makes 60 steps of -1 in rounds of 4, and returns the moves of the anchor."""
     model = torch.nn.ParameterDict({"a": torch.zeros(1, 1)})
-    outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=1.0), "dense", every=4)
+    outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=1.0), "dense", every=4, spread=True)
     moves, before = [], 0.0
     for _ in range(15):
         for _ in range(4):
@@ -88,12 +88,12 @@ def resumed(rank: int, at: int, options: dict) -> bool:
 @pytest.mark.parametrize("at", [7, 10, 12])
 @pytest.mark.parametrize("delay", [0, 3])
 def test_a_state_saved_within_a_round_goes_on_to_the_last_bit(two_ranks, at, delay):
-    options = dict(plan="sign+ef", every=6, fragments=2, delay=delay)
+    options = dict(plan="sign+ef", every=6, fragments=2, delay=delay, spread=True)
     assert two_ranks.run(resumed, at, options) == [True, True]
 
 
 def anchors(rank: int) -> list[float]:
-    _, outer = train(rank, 13, plan="sign+ef", every=4, fragments=2, delay=1)
+    _, outer = train(rank, 13, plan="sign+ef", every=4, fragments=2, delay=1, spread=True)
     return [float(values.double().sum()) for _, values in sorted(outer.state_dict()["shared"].items())]
 
 
@@ -103,14 +103,15 @@ def test_anchors_are_the_same_on_all_ranks(three_ranks):
 
 
 def save_at_six(rank: int, folder: str) -> None:
-    _, outer = train(rank, 6, plan="int4+ef", every=4)
+    _, outer = train(rank, 6, plan="int4+ef", every=4, spread=True)
     torch.save(outer.state_dict(), f"{folder}/{rank}.pt")
 
 
 def moved_since_the_anchor(rank: int, folder: str) -> float:
     """Joins ranks that are two steps into a round, and makes no step of its own. Returns its share of the momentum."""
     model = Net()
-    outer = octavo.Outer(model, torch.optim.AdamW(model.parameters(), lr=0.01), "int4+ef", every=4, timeout_s=30)
+    inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+    outer = octavo.Outer(model, inner, "int4+ef", every=4, spread=True, timeout_s=30)
     outer.load_state_dict([torch.load(f"{folder}/{r}.pt") for r in range(2)])
     shared = outer.state_dict()["shared"]
     moved = model.last.weight.detach() - shared["anchor/last.weight"]
@@ -128,7 +129,8 @@ def after_a_nan(rank: int) -> tuple[float, float]:
     """Has a NaN on rank 1 in the second round. Returns how far the ranks' values are from those of plain moves along
     the momentum then, and how much ranks differ after the round that follows."""
     model = Net()
-    outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), "dense", every=2, timeout_s=30)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = octavo.Outer(model, inner, "dense", every=2, spread=True, timeout_s=30)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for step in range(4):
@@ -156,30 +158,18 @@ def test_a_synchronized_model_begins_a_round_without_a_move(two_ranks):
 
 
 def synchronized_within_a_round(rank: int) -> bool:
-    _, outer = train(rank, 10, plan="sign+ef", every=4)
+    _, outer = train(rank, 10, plan="sign+ef", every=4, spread=True)
     outer.synchronize()
     return all(position[5:] == (0.0, 0.0) for position in outer._outer.positions())
 
 
-@pytest.mark.parametrize(
-    ("options", "spread"),
-    [
-        ({}, True),
-        (dict(lr=1.0), False),
-        (dict(momentum=0.5), False),
-        (dict(momentum=0.5, spread=True), True),
-        (dict(spread=False), False),
-        (dict(mix=0.5, delay=1), False),
-        (dict(plan="topk:0.1+ef"), False),
-        (dict(every=1), False),
-        (dict(dtype=torch.bfloat16), False),
-    ],
-)
-def test_a_momentum_is_spread_where_nothing_else_was_asked_for(options, spread):
-    options = dict(plan="dense", every=4, dtype=torch.float32) | options
+def test_a_state_of_a_spread_momentum_goes_on_with_one():
     with solo_world():
-        model = torch.nn.Linear(8, 8).to(options.pop("dtype"))
-        assert octavo.Outer(model, torch.optim.AdamW(model.parameters()), **options).spread is spread
+        _, outer = train(0, 5, plan="int4+ef", every=4, spread=True)
+        saved = outer.state_dict()
+        _, other = train(0, 0, plan="int4+ef", every=4)
+        with pytest.raises(ValueError, match="was saved with spread True, this outer loop has spread False"):
+            other.load_state_dict(saved)
 
 
 def test_a_spread_momentum_and_a_mix_exclude_each_other():

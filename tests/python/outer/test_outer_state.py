@@ -191,7 +191,7 @@ def test_alone_a_rank_has_no_start_but_the_anchor(two_ranks, tmp_path):
 
 @pytest.mark.parametrize("new_ranks", [1, 3])
 def test_states_of_another_world_are_redistributed(two_ranks, three_ranks, tmp_path, new_ranks):
-    options = dict(plan="int4+ef", every=4, fragments=2, spread=False)
+    options = dict(plan="int4+ef", every=4, fragments=2)
     two_ranks.run(save_at, 9, options, str(tmp_path))
     states = [str(tmp_path / f"{rank}.pt") for rank in range(2)]
     saved = torch.load(states[0])["shared"]

@@ -42,10 +42,9 @@ _NOT_IDENTITY = (
 )
 
 _ZERO_ONLY = "gather"
-_OUTER_SPREAD = "outer_spread"
 # They count only where they are given, so that runs of versions without them can be continued. With what their absence
 # means.
-_LATER_OPTIONS = {"adamw_lr": "that of lr", _OUTER_SPREAD: False}
+_LATER_OPTIONS = {"adamw_lr": "that of lr", "outer_spread": False}
 # A run may be continued to more steps, from the checkpoints of fewer.
 _STEPS = "steps"
 
@@ -63,11 +62,10 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
     for name in ("plan", "lr", "beta1", "beta2"):
         options[name] = getattr(config, f"resolved_{name}")
     if config.outer:
-        plan, lr, momentum = octavo.Plan(config.resolved_plan), config.outer_lr, config.outer_momentum
-        # rates that were not given depend on the number of ranks, which may change
-        _, momentum, spread = outer_rates(config.outer, plan, 1, lr, momentum, spread=config.outer_spread)
-        options["outer_momentum"] = config.outer_momentum if spread else momentum
-        options[_OUTER_SPREAD] = spread
+        plan = octavo.Plan(config.resolved_plan)
+        # the momentum is the same on any number of ranks, unless it is spread; a rate that was not given is not
+        if not config.outer_spread:
+            _, options["outer_momentum"] = outer_rates(config.outer, plan, 1, None, config.outer_momentum)
     options["data"] = {"name": corpus.name, "content": corpus.fingerprint[:12]}
     if config.model.endswith(".json"):
         options["model"] = {"name": Path(config.model).name, "content": _fingerprint(model)[:12]}
