@@ -62,8 +62,8 @@ class OCTAVO_API Fragment {
   /// Moves this rank's values by `multiple` of the momentum, against it, as the anchor moves. Throws as begin_round()
   /// does, before anything has moved.
   void drift(double multiple);
-  /// Takes the difference between this rank's start and its values, drifts aside. Throws Error invalid_argument where a
-  /// parameter has another shape, other strides or another device than at first.
+  /// Takes the difference between this rank's start and its values, without what it has drifted. Throws Error
+  /// invalid_argument where a parameter has another shape, other strides or another device than at first.
   void begin_round();
   /// Makes the difference the mean over ranks. Returns whether the mean is finite, the same on all ranks; if it is not,
   /// nothing that was sent counts. Throws what Wire throws.
@@ -71,14 +71,13 @@ class OCTAVO_API Fragment {
   /// Whether what this rank gave to the last exchange was finite.
   bool gave_finite_values() const { return gave_finite_values_; }
   /// Moves the anchor along the mean, and this rank's values to its next start. With a spread momentum the anchor moves
-  /// as far along it as ranks had drifted when they sent; the step's own share of it does not count. The rank keeps the
-  /// share of its own values that `step` says; what it owes is then a part of them, and its start is the anchor. Throws
+  /// as far along it as ranks had drifted when they sent, and `step.momentum` is not used. The rank keeps the share of
+  /// its own values that `step` says; what it owes is then a part of them, and its start is the anchor. Throws
   /// as begin_round() does, before anything has moved, and Error invalid_argument where the anchor has left the range
   /// of a float16 parameter.
   void end_round(rules::OuterStep step);
-  /// Sets this rank's values to where they were if it had made no step of its own since its start: the start, and what
-  /// all ranks have drifted since. Throws Error invalid_argument where the parameter's dtype
-  /// cannot hold it.
+  /// Sets this rank's values to where they would be if it had made no step of its own since its start: to the start and
+  /// what all ranks have drifted since. Throws Error invalid_argument where the parameter's dtype cannot hold it.
   void return_to_start();
   /// Sets this rank's values to the anchor, which then is the start, too.
   void return_to_anchor();

@@ -122,7 +122,7 @@ class OCTAVO_API Outer {
   std::map<std::string, at::Tensor> load_world(const std::vector<std::map<std::string, at::Tensor>>& world,
                                                const std::vector<Position>& positions, std::uint64_t steps,
                                                std::optional<int> rank);
-  /// Sets this rank's parameters to where they were if it had made no steps of its own since the last rounds.
+  /// Sets this rank's parameters to where they would be if it had made no steps of its own since the last rounds.
   void begin_at_start();
 
  private:

@@ -40,7 +40,7 @@ TRAIN_OPTIONS = {
     ),
     *("lr", "model", "nproc", "optimizer", "out", "plan", "port", "precision", "seed", "seq_len", "steps"),
     *("timeout_s", "weight_decay", "zero", "gather"),
-    *("outer", "outer_delay", "outer_fragments", "outer_lr", "outer_momentum"),
+    *("outer", "outer_delay", "outer_fragments", "outer_lr", "outer_momentum", "outer_spread"),
 }
 
 
