@@ -144,3 +144,14 @@ def test_gradients_that_are_not_finite(policy: str) -> None:
     moved = parameter.detach().cpu() != 0
     assert moved.sum() == (4999 if policy == "skip_element" else 0) and not moved[4321]
     assert optimizer.saw_nonfinite() == (policy != "raise")
+
+
+def test_a_gradient_that_is_not_finite_on_one_device_skips_the_step_on_all():
+    here, there = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8, device="sycl"))
+    optimizer = AdamW([here, there], lr=0.1, nonfinite="skip_step")
+    here.grad, there.grad = torch.ones(8), torch.full((8,), float("nan"), device="sycl")
+    optimizer.step()
+    assert torch.equal(here, torch.ones(8)) and torch.equal(there.cpu(), torch.ones(8))
+    there.grad.fill_(1.0)
+    optimizer.step()
+    assert (here < 1).all() and (there.cpu() < 1).all()
