@@ -122,10 +122,9 @@ class OCTAVO_API Engine {
   // ---- a step
 
   // A backward pass is begun by start_backward(). It is ended where end_backward() was called for all graphs that have
-  // taken gradients, or given up.
-
-  // These are CustomOpExecutor's startForward() and so on, for the graph that they name, with the same results and
-  // errors; Error invalid_argument for a graph or a parameter that is not registered.
+  // taken gradients, or given up. Functions without a contract of their own are CustomOpExecutor's of that name, for
+  // the graph that they are given; they throw Error invalid_argument, too, for a graph or a parameter that is not
+  // registered.
 
   void start_forward();
   void end_forward();

@@ -285,17 +285,14 @@ bool Outer::return_to_start() {
   const bool finite = std::all_of(rounds_.begin(), rounds_.end(),
                                   [](const Round& round) { return round.fragment->own_values_are_finite(); });
   if (finite) return false;
-  for (Round& round : rounds_) {
-    wait_for(round);  // because what is owed changes when an exchange ends
-    round.fragment->return_to_start();
-  }
+  begin_at_start();
   return true;
 }
 
 void Outer::begin_at_start() {
   throw_if_failed();
   for (Round& round : rounds_) {
-    wait_for(round);
+    wait_for(round);  // because what is owed changes when an exchange ends
     round.fragment->return_to_start();
   }
 }

@@ -132,10 +132,10 @@ class Outer(Optimizer):
         self.inner, self._plan, self._seed = inner_optimizer, plan_of(plan, decay, average), seed
         group = as_group(group, "outer.Outer")
         self._rank, self._size = group.rank(), group.size()
-        self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
         lr, momentum = outer_rates(every, self._plan, self._size, lr, momentum, mix, spread)
         whole = dict(every=int(every), delay=int(delay), fragments=int(fragments))
         self._options = whole | dict(lr=float(lr), momentum=float(momentum), mix=float(mix), spread=bool(spread))
+        self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
         self._exchanged = set(self._parameters.values())
         self._model = model
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]

@@ -189,7 +189,9 @@ def _state_of(engine: ZeroEngine, rank: int) -> dict[str, Any]:
     state = _in_place(engine, parts_by_name(engine))
     for name, of_one in states_by_name(engine).items():
         state |= {f"optimizer/{name}/{key}": value for key, value in of_one.items()}
-    state["groups"] = _text_of(options_of(engine))  # as a text: torch.distributed.checkpoint would take a list apart
+    state["groups"] = _text_of(
+        options_of(engine.optimizer)
+    )  # as a text: torch.distributed.checkpoint would take a list apart
     about = {}
     for key, value in engine.handle.state_dict().items():
         if isinstance(value, Tensor):

@@ -102,7 +102,7 @@ class ZeroEngine:
         if group.size() > 1:
             warn_of_rounding(self._parameters)
         exempt = exempt_by_name(config.exempt, self._parameters, "zero.initialize")
-        self._engine = set_up.connect(config, group, self._parameters, exempt, set_up.described(optimizer), states)
+        self._engine = set_up.connect(config, group, self._parameters, exempt, optimizer, states)
         kept = [value for state in states.values() for value in state.values() if isinstance(value, Tensor)]
         broadcast_from_rank_0([*model.parameters(), *model.buffers(), *kept], group)  # as DistributedDataParallel does
         mesh = DeviceMesh.from_group(group, device_type)
@@ -383,7 +383,7 @@ class ZeroEngine:
 
     def optimizer_options(self) -> list[dict[str, Any]]:
         """Returns the options of the optimizer's parameter groups."""
-        return optimizer_state.options_of(self)
+        return optimizer_state.options_of(self.optimizer)
 
     def optimizer_bytes(self) -> int:
         """Returns the bytes of this rank's part of the optimizer's state, in the optimizer's own format."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from octavo.optim.checks import require_same_kind
 from octavo.optim.shards import as_shard, local
@@ -98,10 +99,9 @@ def own_states(engine: ZeroEngine) -> States:
     }
 
 
-def options_of(engine: ZeroEngine) -> list[dict[str, Any]]:
+def options_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Returns the options of the optimizer's parameter groups."""
-    groups = engine.optimizer.param_groups
-    return [{key: value for key, value in group.items() if key != "params"} for group in groups]
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
 def _as_here(here: Any, saved: Any) -> Any:

@@ -21,7 +21,7 @@ from octavo.rendezvous import Rendezvous, require_same_on_all_ranks
 from octavo.zero.compile_config import CompileConfig
 from octavo.zero.config import ZeroConfig
 from octavo.zero.gathering import GRAPH
-from octavo.zero.optimizer_state import States
+from octavo.zero.optimizer_state import States, options_of
 from octavo.zero.parts import OwnPart
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ def connect(
     group: dist.ProcessGroup,
     parameters: Mapping[str, nn.Parameter],
     exempt: Mapping[str, bool],
-    optimizer: str,
+    optimizer: Optimizer,
     states: States,
 ) -> _C.Engine:
     """Returns the C++ engine, connected to those of the other ranks. Raises ValueError where ranks differ in what they
-    must have alike, such as ``optimizer``, its description, and which states the optimizers have, and where a rule of
-    the plan fits no parameter that is not exempt."""
+    must have alike, such as their optimizers' classes, options and states, and where a rule of the plan fits no
+    parameter that is not exempt."""
     plan = as_plan(config.plan)
     plan.require_rules_fit([name for name, is_exempt in exempt.items() if not is_exempt])
     rendezvous = Rendezvous(group, "zero.initialize", config.timeout_s)
@@ -66,7 +66,7 @@ def connect(
             **config.shared(),
             "exempt parameters": [name for name, is_exempt in exempt.items() if is_exempt],
             "model": [(name, tuple(p.shape), str(p.dtype)) for name, p in parameters.items()],
-            "optimizer": optimizer,
+            "optimizer": f"{type(optimizer).__name__} {[_compared(options) for options in options_of(optimizer)]}",
             "optimizer's state": [(name, key, _kind(v)) for name, state in states.items() for key, v in state.items()],
         },
         "zero.initialize",
@@ -85,21 +85,14 @@ def connect(
     )
 
 
-def described(optimizer: Optimizer) -> str:
-    """Returns what must be the same on all ranks of an optimizer: its class, and the options of its groups."""
-    groups = [
-        {name: _option(value) for name, value in group.items() if name not in ("params", "param_names")}
-        for group in optimizer.param_groups
-    ]
-    return f"{type(optimizer).__name__} {groups}"
-
-
-def _option(value: object) -> object:
-    """Returns an option's value, where it has one that can be compared, otherwise its type."""
+def _compared(value: object) -> object:
+    """Returns what must be the same on all ranks of an option: its value, or its type where that cannot be compared."""
+    if isinstance(value, dict):
+        return {name: _compared(one) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [_compared(one) for one in value]
     if isinstance(value, Tensor):
         return value.tolist()
-    if isinstance(value, tuple | list):
-        return [_option(one) for one in value]
     return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
 
 

@@ -171,8 +171,10 @@ def spoiled(state: dict, how: str) -> dict:
     return state
 
 
-HOWS = ["shape", "dtype", "no tensor", "no dictionary", "missing", "unknown", "option", "groups", "count"]
-HOWS += ["infinite scale", "negative scale", "negative square"]
+HOWS = [
+    *("shape", "dtype", "no tensor", "no dictionary", "missing", "unknown", "option", "groups", "count"),
+    *("infinite scale", "negative scale", "negative square"),
+]
 
 
 @pytest.mark.parametrize("scale", [1e-37, 1e-39, 1e-42])

@@ -13,14 +13,12 @@ from transformers import LlamaForCausalLM
 
 import octavo
 from octavo.train.config import TrainConfig
+from octavo.train.config_checks import OUTER_OPTIONS
 from octavo.train.launch.world import World
 from octavo.train.optimizer import build_optimizer
 from octavo.train.report.memory import tensor_bytes
 from octavo.train.strategy.base import State, loss_of
 from octavo.train.strategy.replica import ReplicaStrategy
-
-OPTIONS = ("delay", "fragments", "lr", "momentum", "spread")
-"""What summary.json says of the outer loop."""
 
 
 class OuterStrategy(ReplicaStrategy):
@@ -85,4 +83,4 @@ class OuterStrategy(ReplicaStrategy):
         return tensor_bytes(own["inner"]), tensor_bytes(residuals) + tensor_bytes(self.optimizer.shared_state())
 
     def options(self) -> dict[str, Any]:
-        return {f"outer_{name}": getattr(self.optimizer, name) for name in OPTIONS}
+        return {name: getattr(self.optimizer, name.removeprefix("outer_")) for name in OUTER_OPTIONS}
