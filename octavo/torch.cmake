@@ -11,6 +11,7 @@ endif()
 add_library(octavo SHARED
   device/arena.cpp
   device/dispatch.cpp
+  device/finite.cpp
   device/stream_event.cpp
   device/side_streams.cpp
   device/tensor_bytes.cpp
@@ -156,7 +157,8 @@ set_target_properties(octavo PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
 
 if(OCTAVO_PYTHON)
   Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/dc_ops.cpp bindings/arena.cpp bindings/autograd.cpp
-    bindings/codecs.cpp bindings/comm.cpp bindings/compressor.cpp bindings/deepcompile.cpp bindings/host.cpp bindings/outer.cpp bindings/sycl.cpp)
+    bindings/codecs.cpp bindings/comm.cpp bindings/compressor.cpp bindings/deepcompile.cpp bindings/host.cpp bindings/optim.cpp
+    bindings/outer.cpp bindings/sycl.cpp)
   octavo_target(_C)
   target_link_libraries(_C PRIVATE octavo ${octavo_torch_ROOT}/lib/libtorch_python.so)
   target_compile_definitions(_C PRIVATE USE_DISTRIBUTED USE_C10D_GLOO TORCH_EXTENSION_NAME=_C)

@@ -15,7 +15,7 @@ void bind_autograd(pybind11::module_& m);
 /// Plan, and codecs for single tensors.
 void bind_codecs(pybind11::module_& m);
 
-/// The hooks of DDP and FSDP2, memory that ranks share, all_reduce, and which steps 0/1 Adam sends.
+/// The hooks of DDP and FSDP2, memory that ranks share, and all_reduce.
 void bind_comm(pybind11::module_& m);
 
 /// Compressor.
@@ -26,6 +26,9 @@ void bind_deepcompile(pybind11::module_& m);
 
 /// HostMemory, HostEvent and page-locked memory: what Python's accelerators need from the host and torch does not have.
 void bind_host(pybind11::module_& m);
+
+/// Which steps 0/1 Adam sends.
+void bind_optim(pybind11::module_& m);
 
 /// The outer loop of local steps.
 void bind_outer(pybind11::module_& m);

@@ -21,7 +21,6 @@
 #include "octavo/comm/shared/shared_backend.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/kernels/error.h"
-#include "octavo/optim/zero_one_adam.h"
 
 namespace py = pybind11;
 
@@ -55,7 +54,7 @@ void bind_hooks(py::module_& m) {
              std::vector<std::vector<FsdpHook::Member>> all;
              for (const auto& group : groups) {
                all.emplace_back();
-               for (const auto& [parameter, share] : group) all.back().push_back({parameter, share});
+               for (const auto& [parameter, shard_size] : group) all.back().push_back({parameter, shard_size});
              }
              return std::make_unique<FsdpHook>(std::move(compressor), std::move(all));
            }),
@@ -78,8 +77,8 @@ void bind_hooks(py::module_& m) {
 void bind_shared_memory(py::module_& m) {
   m.def(
       "reach_by_shared_memory",
-      [](const BackendPtr& backend, std::optional<bool> wanted, double deadline_s) {
-        Reached reached = reach_by_shared_memory(backend, wanted, milliseconds(deadline_s));
+      [](const BackendPtr& backend, std::optional<bool> wanted, double timeout_s) {
+        Reached reached = reach_by_shared_memory(backend, wanted, milliseconds(timeout_s));
         return std::pair(std::move(reached.backend), std::move(reached.why_not));
       },
       py::arg("backend"), py::arg("wanted") = py::none(), py::arg("timeout_s") = 300.0,
@@ -97,10 +96,10 @@ void bind_shared_memory(py::module_& m) {
 void bind_all_reduce(py::module_& m) {
   m.def(
       "all_reduce",
-      [](at::Tensor tensor, const Plan& plan, const BackendPtr& backend, bool average, double deadline_s,
+      [](at::Tensor tensor, const Plan& plan, const BackendPtr& backend, bool average, double timeout_s,
          std::uint64_t call, std::uint64_t seed) {
         const ReduceOp op = average ? ReduceOp::average : ReduceOp::sum;
-        all_reduce(tensor, plan, backend, op, milliseconds(deadline_s), call, seed);
+        all_reduce(tensor, plan, backend, op, milliseconds(timeout_s), call, seed);
       },
       py::call_guard<py::gil_scoped_release>());
   m.def("require_kernels", [](const at::Tensor& tensor) { kernels_for(tensor.device()); });
@@ -109,28 +108,12 @@ void bind_all_reduce(py::module_& m) {
       py::arg("world_size"));
 }
 
-void bind_schedule_of_zero_one(py::module_& m) {
-  py::enum_<ZeroOneKind>(m, "ZeroOneKind")
-      .value("variance", ZeroOneKind::variance)
-      .value("sync", ZeroOneKind::sync)
-      .value("local", ZeroOneKind::local);
-  m.def(
-      "zero_one_kind",
-      [](std::uint64_t done, std::uint64_t variance_steps, std::uint64_t updates_an_interval,
-         std::uint64_t steps_an_interval, std::uint64_t longest_interval) {
-        return zero_one_kind(done, {variance_steps, updates_an_interval, steps_an_interval, longest_interval});
-      },
-      py::arg("done"), py::arg("variance_steps"), py::arg("updates_an_interval"), py::arg("steps_an_interval"),
-      py::arg("longest_interval"));
-}
-
 }  // namespace
 
 void bind_comm(py::module_& m) {
   bind_hooks(m);
   bind_shared_memory(m);
   bind_all_reduce(m);
-  bind_schedule_of_zero_one(m);
 }
 
 }  // namespace octavo

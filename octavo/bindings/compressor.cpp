@@ -35,45 +35,50 @@ std::vector<ParameterInfo> infos_of(const ParameterTuples& parameters) {
   return infos;
 }
 
+std::unique_ptr<Wire> wire_of(const BackendPtr& backend, double timeout_s) {
+  return std::make_unique<Wire>(backend, milliseconds(timeout_s));
+}
+
+std::shared_ptr<Compressor> make(const BackendPtr& backend, const Plan& plan, std::vector<ParameterInfo> parameters,
+                                 double timeout_s, CompressorOptions options) {
+  return make_without_gil<Compressor>(wire_of(backend, timeout_s), plan, std::move(parameters), std::move(options));
+}
+
 std::shared_ptr<Compressor> make_compressor(const BackendPtr& backend, const Plan& plan,
-                                            const ParameterTuples& parameters, double deadline_s,
-                                            const StatePaging& paging) {
-  auto wire = std::make_unique<Wire>(backend, milliseconds(deadline_s));
-  return make_without_gil<Compressor>(std::move(wire), plan, infos_of(parameters), Collective::all_reduce, nullptr,
-                                      nullptr, paging);
+                                            const ParameterTuples& parameters, double timeout_s,
+                                            const StatePaging& paging, std::uint64_t seed) {
+  return make(backend, plan, infos_of(parameters), timeout_s, {.paging = paging, .seed = seed});
 }
 
 /// `rows` has for each parameter the number of elements in a row. Ranks own whole rows.
 std::shared_ptr<Compressor> make_shard_compressor(const BackendPtr& backend, const Plan& plan,
                                                   const ParameterTuples& parameters,
-                                                  const std::vector<std::uint64_t>& rows, double deadline_s,
-                                                  const StatePaging& paging) {
-  auto wire = std::make_unique<Wire>(backend, milliseconds(deadline_s));
+                                                  const std::vector<std::uint64_t>& rows, double timeout_s,
+                                                  const StatePaging& paging, std::uint64_t seed) {
   std::vector<ParameterInfo> infos = infos_of(parameters);
   if (rows.size() != infos.size() || std::ranges::count(rows, 0U) > 0) {
     fail(ErrorCode::invalid_argument, "comm.compressor", "expected a row of one element or more for each of ",
          infos.size(), " parameters, got ", rows.size(), " rows, ", std::ranges::count(rows, 0U), " of them empty");
   }
   for (std::size_t i = 0; i < infos.size(); ++i) infos[i].ownership = Ownership::rows(rows[i]);
-  return make_without_gil<Compressor>(std::move(wire), plan, std::move(infos), Collective::reduce_scatter, nullptr,
-                                      nullptr, paging);
+  return make(backend, plan, std::move(infos), timeout_s,
+              {.collective = Collective::reduce_scatter, .paging = paging, .seed = seed});
 }
 
+/// `replicas` connects the ranks that hold this rank's shard, `shards` those that hold the others of its replica.
 std::shared_ptr<Compressor> make_replica_compressor(const BackendPtr& replicas, const BackendPtr& shards,
                                                     const Plan& plan, const ParameterTuples& parameters,
-                                                    double deadline_s, const StatePaging& paging) {
-  auto wire = std::make_unique<Wire>(replicas, milliseconds(deadline_s));
-  return make_without_gil<Compressor>(std::move(wire), plan, infos_of(parameters), Collective::all_reduce,
-                                      std::make_unique<Wire>(shards, milliseconds(deadline_s)), nullptr, paging);
+                                                    double timeout_s, const StatePaging& paging, std::uint64_t seed) {
+  return make(replicas, plan, infos_of(parameters), timeout_s,
+              {.shards = wire_of(shards, timeout_s), .paging = paging, .seed = seed});
 }
 
 /// `host` connects the ranks of this rank's host, `between` those of the same number on all hosts.
 std::shared_ptr<Compressor> make_host_compressor(const BackendPtr& between, const BackendPtr& host, const Plan& plan,
-                                                 const ParameterTuples& parameters, double deadline_s,
-                                                 const StatePaging& paging) {
-  const auto wire_of = [&](const BackendPtr& ranks) { return std::make_unique<Wire>(ranks, milliseconds(deadline_s)); };
-  return make_without_gil<Compressor>(wire_of(between), plan, infos_of(parameters), Collective::all_reduce, nullptr,
-                                      wire_of(host), paging);
+                                                 const ParameterTuples& parameters, double timeout_s,
+                                                 const StatePaging& paging, std::uint64_t seed) {
+  return make(between, plan, infos_of(parameters), timeout_s,
+              {.host = wire_of(host, timeout_s), .paging = paging, .seed = seed});
 }
 
 /// Returns what `auto` does, and why.
@@ -140,7 +145,7 @@ void set_momentum(Compressor& compressor, const std::map<std::string, std::pair<
                   double beta) {
   std::map<std::string, Compressor::Momentum> named;
   for (const auto& [name, pair] : momenta) named[name] = {pair.first, pair.second};
-  compressor.set_momentum(std::move(named), beta);
+  compressor.set_momentum(named, beta);
 }
 
 }  // namespace
@@ -154,9 +159,17 @@ void bind_compressor(py::module_& m) {
   py::class_<StatePaging>(m, "StatePaging")
       .def(py::init<bool, std::string>(), py::arg("is_paged") = false, py::arg("directory") = "");
   const StatePaging unpaged;
+  py::class_<CompressorState>(m, "CompressorState")
+      .def(py::init<std::map<std::string, at::Tensor>, bool, std::uint64_t, std::uint64_t, double>(),
+           py::arg("tensors"), py::arg("of_momenta"), py::arg("step"), py::arg("seed"), py::arg("usual_clip"))
+      .def_readonly("tensors", &CompressorState::tensors)
+      .def_readonly("of_momenta", &CompressorState::of_momenta)
+      .def_readonly("step", &CompressorState::step)
+      .def_readonly("seed", &CompressorState::seed)
+      .def_readonly("usual_clip", &CompressorState::usual_clip);
   py::class_<Compressor, std::shared_ptr<Compressor>>(m, "Compressor")
-      .def(py::init(&make_compressor), py::arg("backend"), py::arg("plan"), py::arg("parameters"),
-           py::arg("deadline_s"), py::arg("paging") = unpaged)
+      .def(py::init(&make_compressor), py::arg("backend"), py::arg("plan"), py::arg("parameters"), py::arg("timeout_s"),
+           py::arg("paging") = unpaged, py::arg("seed") = 0)
       .def_property_readonly("plan", py::cpp_function(&Compressor::plan, no_gil))
       .def_property_readonly("rank", &Compressor::rank)
       .def_property_readonly("world_size", &Compressor::world_size)
@@ -183,7 +196,7 @@ void bind_compressor(py::module_& m) {
       .def_property_readonly("exchange", py::cpp_function(&Compressor::exchange, no_gil))
       .def("end_step", &Compressor::end_step, no_gil)
       .def("drop_step", &Compressor::drop_step, no_gil)
-      .def("scale_step", &Compressor::scale_step, py::arg("share"), no_gil)
+      .def("scale_step", &Compressor::scale_step, py::arg("factor"), no_gil)
       .def("gradient_powers", &Compressor::gradient_powers, no_gil)
       .def(
           "momentum_sample",
@@ -199,8 +212,8 @@ void bind_compressor(py::module_& m) {
       .def("measure_next_step", &Compressor::measure_next_step, no_gil)
       .def("parameter_stats", &parameter_stats)
       .def("state", &Compressor::state, no_gil)
-      .def("load_state", &Compressor::load_state, py::arg("state"), py::arg("of_momenta"), no_gil)
-      .def("load_state_of", &Compressor::load_state_of, py::arg("world"), py::arg("of_momenta"), no_gil)
+      .def("load_state", &Compressor::load_state, py::arg("state"), no_gil)
+      .def("load_world", &Compressor::load_world, py::arg("world"), no_gil)
       .def(
           "run_step",  // one bucket of all parameters in their order, for benchmarks
           [](Compressor& compressor, const at::Tensor& bucket) {
@@ -214,20 +227,13 @@ void bind_compressor(py::module_& m) {
             compressor.reduce(bucket, std::move(slots));
           },
           py::arg("bucket"), no_gil)
-      .def_property_readonly("residuals_are_of_momenta",
-                             py::cpp_function(&Compressor::residuals_are_of_momenta, no_gil))
-      .def_property("step", py::cpp_function(&Compressor::step, no_gil),
-                    py::cpp_function(&Compressor::set_step, no_gil))
-      .def_property("seed", py::cpp_function(&Compressor::seed, no_gil),
-                    py::cpp_function(&Compressor::set_seed, no_gil))
-      .def_property("usual_share", py::cpp_function(&Compressor::usual_share, no_gil),
-                    py::cpp_function(&Compressor::set_usual_share, no_gil));
+      .def_property_readonly("step", py::cpp_function(&Compressor::step, no_gil));
   m.def("shard_compressor", &make_shard_compressor, py::arg("backend"), py::arg("plan"), py::arg("parameters"),
-        py::arg("rows"), py::arg("deadline_s"), py::arg("paging") = unpaged);
+        py::arg("rows"), py::arg("timeout_s"), py::arg("paging") = unpaged, py::arg("seed") = 0);
   m.def("replica_compressor", &make_replica_compressor, py::arg("replicas"), py::arg("shards"), py::arg("plan"),
-        py::arg("parameters"), py::arg("deadline_s"), py::arg("paging") = unpaged);
+        py::arg("parameters"), py::arg("timeout_s"), py::arg("paging") = unpaged, py::arg("seed") = 0);
   m.def("host_compressor", &make_host_compressor, py::arg("between"), py::arg("host"), py::arg("plan"),
-        py::arg("parameters"), py::arg("deadline_s"), py::arg("paging") = unpaged);
+        py::arg("parameters"), py::arg("timeout_s"), py::arg("paging") = unpaged, py::arg("seed") = 0);
 }
 
 }  // namespace octavo

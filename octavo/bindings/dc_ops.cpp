@@ -16,6 +16,7 @@
 #include "octavo/deepcompile/graph_ids.h"
 #include "octavo/deepcompile/meta.h"
 #include "octavo/deepcompile/text.h"
+#include "octavo/kernels/error.h"
 
 namespace octavo {
 

@@ -40,16 +40,18 @@ CodecPtr codec_of_gather(const Plan& plan) {
 /// Makes an engine on a connection of its own, whose ranks are those of the engine. `gather` is a plan whose codec
 /// sends parameters. `gradient_backend` is another connection, as in EngineOptions.
 WithoutGilPtr<dc::Engine> make_engine(const BackendPtr& backend, std::int64_t bucket_elements, const Plan& plan,
-                                      const std::optional<Plan>& gather, double deadline_s,
+                                      const std::optional<Plan>& gather, double timeout_s,
                                       std::optional<bool> symmetric_memory,
-                                      const std::optional<BackendPtr>& gradient_backend, const StatePaging& paging) {
+                                      const std::optional<BackendPtr>& gradient_backend, const StatePaging& paging,
+                                      std::uint64_t seed) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
   dc::EngineOptions options;
   options.plan = plan;
   if (gather) options.gather_codec = codec_of_gather(*gather);
-  options.deadline = milliseconds(deadline_s);
+  options.timeout = milliseconds(timeout_s);
   options.symmetric_memory = symmetric_memory;
   options.paging = paging;
+  options.seed = seed;
   options.gradient_backend = gradient_backend.value_or(BackendPtr());
   return make_without_gil<dc::Engine>(std::move(group), backend, bucket_elements, std::move(options));
 }
@@ -74,7 +76,7 @@ void bind_engine(py::module_& m) {
   py::class_<Engine, WithoutGilPtr<Engine>>(m, "Engine")
       .def(py::init(&make_engine), py::arg("backend"), py::arg("bucket_elements"), py::arg("plan"),
            py::arg("gather") = py::none(), py::arg("timeout_s") = 300.0, py::arg("symmetric_memory") = py::none(),
-           py::arg("gradient_backend") = py::none(), py::arg("paging") = StatePaging())
+           py::arg("gradient_backend") = py::none(), py::arg("paging") = StatePaging(), py::arg("seed") = 0)
       .def(
           "owned",
           [](const Engine& engine, std::uint64_t count) {

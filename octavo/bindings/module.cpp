@@ -65,6 +65,7 @@ PYBIND11_MODULE(_C, m) {
   octavo::bind_comm(m);
   octavo::bind_deepcompile(m);
   octavo::bind_host(m);
+  octavo::bind_optim(m);
   octavo::bind_outer(m);
   octavo::bind_sycl(m);
 }

@@ -27,9 +27,9 @@ std::vector<OuterParameter> parameters_of(const OuterTuples& parameters) {
   return all;
 }
 
-WithoutGilPtr<Outer> make_outer(const c10::intrusive_ptr<c10d::Backend>& backend, double deadline_s, const Plan& plan,
+WithoutGilPtr<Outer> make_outer(const c10::intrusive_ptr<c10d::Backend>& backend, double timeout_s, const Plan& plan,
                                 const OuterTuples& parameters, const OuterOptions& options, std::uint64_t seed) {
-  return make_without_gil<Outer>(backend, milliseconds(deadline_s), plan, parameters_of(parameters), options, seed);
+  return make_without_gil<Outer>(backend, milliseconds(timeout_s), plan, parameters_of(parameters), options, seed);
 }
 
 py::list as_list(const std::vector<Outer::Skipped>& skipped) {
@@ -80,7 +80,7 @@ void bind_outer(py::module_& m) {
            py::kw_only(), py::arg("every"), py::arg("delay"), py::arg("fragments"), py::arg("lr"), py::arg("momentum"),
            py::arg("mix"), py::arg("spread"));
   py::class_<Outer, WithoutGilPtr<Outer>>(m, "Outer")
-      .def(py::init(&make_outer), py::arg("backend"), py::arg("deadline_s"), py::arg("plan"), py::arg("parameters"),
+      .def(py::init(&make_outer), py::arg("backend"), py::arg("timeout_s"), py::arg("plan"), py::arg("parameters"),
            py::arg("options"), py::arg("seed"))
       .def_static(
           "require_plan", [](const Plan& plan) { Outer::require_plan(plan); }, py::arg("plan"))

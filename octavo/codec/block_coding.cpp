@@ -7,6 +7,7 @@
 
 #include "octavo/codec/lossless.h"
 #include "octavo/device/dispatch.h"
+#include "octavo/kernels/error.h"
 #include "octavo/kernels/round_up.h"
 
 namespace octavo {

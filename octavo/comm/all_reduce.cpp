@@ -79,10 +79,16 @@ std::uint64_t key_of(const Plan& plan, std::uint64_t call, std::uint64_t seed) {
   return rules::seeded_key(key, seed);
 }
 
+/// Whether the back end sums up the values in their own dtype. None knows floats of 8 bits, which are sent in float32.
+bool is_summed_as_it_is(const Plan& plan, const at::Tensor& tensor) {
+  return plan.dense() && tensor.element_size() > 1;
+}
+
 /// Returns a digest of all that the ranks must agree on. It has the dtype in it where values are sent in their dtype.
 std::uint64_t digest_of(std::uint64_t key, const Plan& plan, const at::Tensor& tensor, ReduceOp op) {
   std::uint64_t digest = rules::derive_key(key, static_cast<std::uint64_t>(op));
-  if (plan.dense()) digest = rules::derive_key(digest, static_cast<std::uint64_t>(tensor.scalar_type()));
+  if (is_summed_as_it_is(plan, tensor))
+    digest = rules::derive_key(digest, static_cast<std::uint64_t>(tensor.scalar_type()));
   digest = rules::derive_key(digest, static_cast<std::uint64_t>(tensor.numel()));
   return rules::derive_key(digest, rows_of(tensor.sizes()));
 }
@@ -90,11 +96,11 @@ std::uint64_t digest_of(std::uint64_t key, const Plan& plan, const at::Tensor& t
 }  // namespace
 
 void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::Backend> backend, ReduceOp op,
-                std::chrono::milliseconds deadline, std::uint64_t call, std::uint64_t seed) {
+                std::chrono::milliseconds timeout, std::uint64_t call, std::uint64_t seed) {
   require_reducible(result, plan, op);
   const at::NoGradGuard not_differentiated;
   const at::Tensor tensor = where_kernels_run(result);
-  Wire wire(std::move(backend), deadline);
+  Wire wire(std::move(backend), timeout);
   const double divisor = op == ReduceOp::average ? wire.world_size() : 1;
   const std::uint64_t key = key_of(plan, call, seed), digest = digest_of(key, plan, tensor, op);
   // before anything else is sent: messages of other sizes than a rank expects would end its process (Wire::room_for),
@@ -102,7 +108,7 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
   require_same_on_all(wire, digest, "comm.all_reduce",
                       "call it with tensors of other sizes, or with another plan, operation, seed or number of the "
                       "call: let all ranks make the same calls in the same order");
-  if (plan.dense()) {
+  if (is_summed_as_it_is(plan, tensor)) {
     at::Tensor values = tensor.to(at::TensorOptions(at::kCPU), /*non_blocking=*/false, /*copy=*/true).contiguous();
     wire.all_reduce(values);
     result.copy_(values.mul_(1.0 / divisor));

@@ -30,6 +30,6 @@ enum class ReduceOp { sum, average };
 /// it with tensors of other sizes or with another plan, `op`, `call` or `seed`, before a value of the tensor is sent;
 /// timeout.
 OCTAVO_API void all_reduce(at::Tensor& tensor, const Plan& plan, c10::intrusive_ptr<c10d::Backend> backend, ReduceOp op,
-                           std::chrono::milliseconds deadline, std::uint64_t call = 0, std::uint64_t seed = 0);
+                           std::chrono::milliseconds timeout, std::uint64_t call = 0, std::uint64_t seed = 0);
 
 }  // namespace octavo

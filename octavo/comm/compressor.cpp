@@ -3,7 +3,6 @@
 #include "octavo/comm/compressor.h"
 
 #include <ATen/ATen.h>
-#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +12,7 @@
 
 #include "octavo/comm/schedule/gradient_power.h"
 #include "octavo/device/dispatch.h"
+#include "octavo/device/finite.h"
 #include "octavo/device/host_alias.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/gradient_power.h"
@@ -21,7 +21,7 @@ namespace octavo {
 
 namespace {
 
-constexpr const char* kWhere = "comm.compressor";
+constexpr const char* kOfCompressor = "comm.compressor";
 
 /// Returns the parameters. Throws where two have one name, by which states are kept, or where one is no matrix of its
 /// rows.
@@ -29,22 +29,22 @@ const std::vector<ParameterInfo>& checked(const std::vector<ParameterInfo>& para
   std::set<std::string_view> names;
   for (const ParameterInfo& info : parameters) {
     if (!info.name.empty() && !names.insert(info.name).second) {
-      fail(ErrorCode::invalid_argument, kWhere, "two parameters have the name ", info.name,
+      fail(ErrorCode::invalid_argument, kOfCompressor, "two parameters have the name ", info.name,
            ": states are kept by name");
     }
     if (info.ownership.unit == 0) {
-      fail(ErrorCode::invalid_argument, kWhere, "expected shares of ", info.name, " in units of at least 1 element, ",
-           "got units of 0");
+      fail(ErrorCode::invalid_argument, kOfCompressor, "expected ranges of ", info.name,
+           " in units of at least 1 element, ", "got units of 0");
     }
     if (info.rows > 0 && info.count % info.rows == 0) continue;
-    fail(ErrorCode::invalid_argument, kWhere, "expected ", info.count, " elements of ", info.name,
+    fail(ErrorCode::invalid_argument, kOfCompressor, "expected ", info.count, " elements of ", info.name,
          " as rows of equal length, got ", info.rows, " rows");
   }
   return parameters;
 }
 
 std::unique_ptr<Wire> required(std::unique_ptr<Wire> wire) {
-  if (!wire) fail(ErrorCode::invalid_argument, kWhere, "expected a wire to the other ranks, got none");
+  if (!wire) fail(ErrorCode::invalid_argument, kOfCompressor, "expected a wire to the other ranks, got none");
   return wire;
 }
 
@@ -57,16 +57,17 @@ std::vector<Role> all_roles() {
 }  // namespace
 
 Compressor::Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters,
-                       Collective collective, std::unique_ptr<Wire> shards, std::unique_ptr<Wire> host,
-                       StatePaging paging)
+                       CompressorOptions options)
     : wire_(required(std::move(wire))),
-      shards_(std::move(shards)),
-      host_(std::move(host)),
-      collective_(collective),
+      shards_(std::move(options.shards)),
+      host_(std::move(options.host)),
+      collective_(options.collective),
       verdict_(unlike_ranks()),
       schedules_(*wire_, host_.get(), scatters()),
-      state_(remembered(checked(parameters)), all_roles(), wire_->rank(), wire_->world_size(), std::move(paging)),
-      momenta_(parameters, state_) {
+      state_(remembered(checked(parameters)), all_roles(), wire_->rank(), wire_->world_size(),
+             std::move(options.paging)),
+      momenta_(parameters, state_),
+      seed_(options.seed) {
   const std::vector<ParameterInfo> of_state = remembered(parameters);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     parameters_.push_back({std::move(parameters[i])});
@@ -87,15 +88,17 @@ Compressor::~Compressor() = default;
 
 void Compressor::begin_step() {
   const std::lock_guard lock(mutex_);
+  begin_step_of(exchange_);
+}
+
+void Compressor::begin_step_of(Exchange exchange) {
   close_step();
-  if (exchange_ == Exchange::planned) {
+  step_exchange_ = exchange;
+  if (exchange == Exchange::planned) {
     if (auto_) auto_->begin_step(std::chrono::duration<double>(last_done_ - first_ready_).count());
     first_ready_ = Clock::time_point::max();
   }
-  if (residuals_are_of_momenta_ != momenta_.any()) {
-    for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear(i, {kOwnMomentum, kOwnUpdate});
-  }
-  residuals_are_of_momenta_ = momenta_.any();
+  if (std::exchange(residuals_are_of_momenta_, momenta_.any()) != momenta_.any()) forget_owed();
   if (std::exchange(was_loaded_, false)) forget_unused();
   measures_ = std::exchange(measures_next_, false);
   for (Parameter& parameter : parameters_) {
@@ -104,7 +107,7 @@ void Compressor::begin_step() {
   }
   momenta_.forget_sample();
   verdict_.begin_step();
-  has_buckets_ = is_counted_ = false;
+  clips_.begin_step();
   current_ = Step::under_way;
   ++steps_;
   ++step_;
@@ -113,7 +116,6 @@ void Compressor::begin_step() {
 bool Compressor::end_step() {
   const std::lock_guard lock(mutex_);
   close_step();
-  current_ = Step::ended;
   return verdict_.last_step_was_finite();
 }
 
@@ -131,7 +133,7 @@ bool Compressor::has_had(std::size_t parameter) const {
 void Compressor::abandon_step() {
   const std::lock_guard lock(mutex_);
   roll_back();
-  forget_step();
+  clips_.forget_step();
   current_ = Step::none;
   verdict_.abandon_step();
 }
@@ -139,21 +141,18 @@ void Compressor::abandon_step() {
 void Compressor::drop_step() {
   const std::lock_guard lock(mutex_);
   require_not_ended("comm.drop_step");
-  begin_counting();
+  clips_.begin_count();
   roll_back();
 }
 
-void Compressor::scale_step(double share) {
-  constexpr double kOfBurst = 0.5, kFading = 0.9;
-  if (!(share >= 0 && share <= 1)) {
-    fail(ErrorCode::invalid_argument, "comm.scale_step", "expected a share from 0 to 1, got ", share);
+void Compressor::scale_step(double factor) {
+  if (!(factor >= 0 && factor <= 1)) {
+    fail(ErrorCode::invalid_argument, "comm.scale_step", "expected a factor from 0 to 1, got ", factor);
   }
   const std::lock_guard lock(mutex_);
-  const bool is_burst = share < kOfBurst * usual_share_;
+  const bool is_burst = clips_.is_burst(factor);
   if (is_burst) require_not_ended("comm.scale_step");
-  usual_share_ = std::max(share, kFading * usual_share_);
-  const bool were_several = scaled_together_ > 1;
-  begin_counting();
+  const bool were_several = clips_.add_clip(factor) > 1;
   if (is_burst) roll_back();
   if (is_burst && were_several) forget_owed();
 }
@@ -161,8 +160,10 @@ void Compressor::scale_step(double share) {
 /// Throws where residuals of a finite step are committed already. Those of another one were rolled back when it ended.
 void Compressor::require_not_ended(const char* where) const {
   if (current_ != Step::ended || !verdict_.last_step_was_finite()) return;
-  fail(ErrorCode::invalid_argument, where,
-       "the step has ended, and what it has left out is kept already: call this before end_step()");
+  fail(
+      ErrorCode::invalid_argument, where,
+      "the step has ended, and what it has left out is kept already: call this before end_step(), and before any call ",
+      "that is made between steps, such as state_dict()");
 }
 
 void Compressor::roll_back() {
@@ -170,20 +171,11 @@ void Compressor::roll_back() {
   for (Parameter& parameter : parameters_) parameter.sends_owed = false;
 }
 
-/// Begins to count the steps whose results are scaled together.
-void Compressor::begin_counting() {
-  scaled_together_ = 0;
-  is_counted_ = false;
-}
-
-/// Takes a step of which nothing was used out of that count.
-void Compressor::forget_step() {
-  if (std::exchange(is_counted_, false)) --scaled_together_;
-}
-
+/// Commits what the step under way has left out, or rolls it back. Nothing of it can be taken back afterwards.
 void Compressor::close_step() {
   const bool finite = verdict_.end_step();
-  if (!finite) forget_step();
+  if (!finite) clips_.forget_step();
+  if (current_ == Step::under_way) current_ = Step::ended;
   state_.end_step(finite);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
@@ -199,17 +191,14 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   require_fits(bucket, slots);
   require_first_use(slots);
   if (divisor && !(std::isfinite(*divisor) && *divisor > 0)) {
-    fail(ErrorCode::invalid_argument, kWhere, "expected a finite divisor above 0, got ", *divisor);
+    fail(ErrorCode::invalid_argument, kOfCompressor, "expected a finite divisor above 0, got ", *divisor);
   }
   for (const Slot& slot : slots) parameters_[slot.parameter].last_used = steps_;
-  if (!std::exchange(has_buckets_, true)) {
-    ++scaled_together_;
-    is_counted_ = true;
-  }
-  if (exchange_ == Exchange::planned) first_ready_ = std::min(first_ready_, ready);
+  clips_.count_bucket();
+  if (step_exchange_ == Exchange::planned) first_ready_ = std::min(first_ready_, ready);
   dense_bytes_ += ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
   auto job = job_of(std::move(bucket), std::move(slots), divisor);
-  if (exchange_ == Exchange::nothing) {
+  if (step_exchange_ == Exchange::nothing) {
     keep_gradients(*job);
     return job;
   }
@@ -250,7 +239,7 @@ std::unique_ptr<Compressor::Job> Compressor::job_of(at::Tensor bucket, std::vect
   job->plan = plan_;
   job->divisor = divisor.value_or(all_ranks());
   job->gradient_scale = gradient_scale_;
-  job->is_planned = exchange_ == Exchange::planned;
+  job->is_planned = step_exchange_ == Exchange::planned;
   return job;
 }
 
@@ -263,39 +252,40 @@ void Compressor::require_parameter(std::size_t parameter, const char* where) con
 /// Throws where a bucket is not one of gradients, or a slot is not of a parameter within it.
 void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>& slots) const {
   if (!bucket.defined() || !(at::isFloatingType(bucket.scalar_type()) || bucket.is_complex())) {
-    fail(ErrorCode::invalid_argument, kWhere, "expected a bucket of a floating or complex dtype, got ",
+    fail(ErrorCode::invalid_argument, kOfCompressor, "expected a bucket of a floating or complex dtype, got ",
          bucket.defined() ? toString(bucket.scalar_type()) : "an undefined tensor");
   }
   if (bucket.is_conj() || bucket.is_neg() || !(bucket.is_sparse() || bucket.is_contiguous())) {
-    fail(ErrorCode::invalid_argument, kWhere, "expected a bucket in row-major order, with values of its own, got ",
-         "strides ", bucket.is_sparse() ? at::IntArrayRef() : bucket.strides(), " of ", bucket.sizes(),
+    fail(ErrorCode::invalid_argument, kOfCompressor,
+         "expected a bucket in row-major order, with values of its own, got ", "strides ",
+         bucket.is_sparse() ? at::IntArrayRef() : bucket.strides(), " of ", bucket.sizes(),
          bucket.is_conj() || bucket.is_neg() ? ", a view of other values: call clone()" : ": call contiguous()");
   }
   if (bucket.is_sparse() && bucket.is_complex()) {
-    fail(ErrorCode::unsupported, kWhere, "a sparse gradient of complex numbers has no plan: let the layer have dense ",
-         "gradients (sparse=False)");
+    fail(ErrorCode::unsupported, kOfCompressor,
+         "a sparse gradient of complex numbers has no plan: let the layer have dense ", "gradients (sparse=False)");
   }
   kernels_for(bucket.device());  // throws where it has none
   if (host_ && bucket.is_sparse()) {
-    fail(ErrorCode::unsupported, kWhere,
+    fail(ErrorCode::unsupported, kOfCompressor,
          "a sparse gradient is not cut into the ranges that ranks of a host own: let the layer have dense gradients ",
          "(sparse=False), or leave ranks_per_host out");
   }
   if (collective_ == Collective::reduce_to_owners && bucket.is_sparse()) {
-    fail(ErrorCode::unsupported, kWhere,
+    fail(ErrorCode::unsupported, kOfCompressor,
          "a sparse gradient is not cut into what ranks own: let the layer have dense gradients (sparse=False)");
   }
   const std::uint64_t reals = bucket.is_complex() ? 2 : 1, ranks = static_cast<std::uint64_t>(wire_->world_size());
   const std::uint64_t parts = collective_ == Collective::reduce_scatter ? ranks : 1;
   const std::uint64_t room = bucket.is_sparse() ? 0 : reals * static_cast<std::uint64_t>(bucket.numel()) / parts;
   for (const Slot& slot : slots) {
-    require_parameter(slot.parameter, kWhere);
+    require_parameter(slot.parameter, kOfCompressor);
     if (slot.apart || bucket.is_sparse()) continue;
     const ParameterInfo& info = parameters_[slot.parameter].info;
-    const std::uint64_t count = parts > 1 ? info.ownership.share(info.count, wire_->world_size()) : info.count;
+    const std::uint64_t count = parts > 1 ? info.ownership.range_size(info.count, wire_->world_size()) : info.count;
     if (count <= room && reals * slot.offset <= room - count) continue;
-    fail(ErrorCode::invalid_argument, kWhere, "expected ", info.name, ", ", count, " real numbers, within ", room,
-         " of a bucket, got it at ", reals * slot.offset);
+    fail(ErrorCode::invalid_argument, kOfCompressor, "expected ", info.name, ", ", count, " real numbers, within ",
+         room, " of a bucket, got it at ", reals * slot.offset);
   }
 }
 
@@ -303,14 +293,14 @@ void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>&
 /// read and written once a step.
 void Compressor::require_first_use(const std::vector<Slot>& slots) const {
   if (current_ != Step::under_way) {
-    fail(ErrorCode::invalid_argument, kWhere, "no step is under way: call begin_step() before its first bucket");
+    fail(ErrorCode::invalid_argument, kOfCompressor, "no step is under way: call begin_step() before its first bucket");
   }
   std::set<std::size_t> in_bucket;
   for (const Slot& slot : slots) {
     const Parameter& parameter = parameters_[slot.parameter];
     if (in_bucket.insert(slot.parameter).second && parameter.last_used != steps_) continue;
-    fail(ErrorCode::invalid_argument, kWhere, "expected each parameter once in a step, got ", parameter.info.name,
-         " again: add up its gradients, or begin another step");
+    fail(ErrorCode::invalid_argument, kOfCompressor, "expected each parameter once in a step, got ",
+         parameter.info.name, " again: add up its gradients, or begin another step");
   }
 }
 
@@ -330,9 +320,9 @@ AutoPlan::Turn Compressor::choose_plan(Job& job) {
 
 void Compressor::advance(Job& job) {
   const std::lock_guard lock(mutex_);
-  if (job.advanced >= transfers(job) - 1) {
-    fail(ErrorCode::invalid_argument, kWhere, "the job has ", transfers(job), " transfers, and the last one is under ",
-         "way: call finish()");
+  if (!is_to_advance(job)) {
+    fail(ErrorCode::invalid_argument, kOfCompressor, "the job has ", transfers(job),
+         " transfers, and the last one is under ", "way: call finish()");
   }
   job.schedule->advance();
   ++job.advanced;
@@ -340,8 +330,8 @@ void Compressor::advance(Job& job) {
 
 void Compressor::finish(std::unique_ptr<Job> job) {
   const std::lock_guard lock(mutex_);
-  if (!job || job->advanced < transfers(*job) - 1) {
-    fail(ErrorCode::invalid_argument, kWhere, "expected a job of begin() that advance() was called for ",
+  if (!job || is_to_advance(*job)) {
+    fail(ErrorCode::invalid_argument, kOfCompressor, "expected a job of begin() that advance() was called for ",
          job ? c10::str(transfers(*job) - 1, " times, got ", job->advanced) : "before, got none");
   }
   const Outcome outcome = job->outcome ? *job->outcome : job->schedule->finish();
@@ -355,7 +345,7 @@ void Compressor::finish(std::unique_ptr<Job> job) {
     parameter.power = outcome.power[i] == 0 ? 0.0F : std::max(power, rules::kLeastPower);
     parameter.packed = outcome.packed.empty() ? PackedFigures() : outcome.packed[i];
     if (parameter.compares()) compared_ += parameter.packed;
-    state_.keep(index, outcome.power[i] != 0);  // at power 0 nothing was sent
+    state_.set_sent(index, outcome.power[i] != 0);
   }
   if (job->is_planned) {
     momenta_.keep_averages(job->values, job->slots);
@@ -374,7 +364,7 @@ void Compressor::finish(std::unique_ptr<Job> job) {
 
 void Compressor::reduce(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor) {
   auto job = begin(std::move(bucket), std::move(slots), divisor);
-  for (int next = 1; next < transfers(*job); ++next) advance(*job);
+  while (is_to_advance(*job)) advance(*job);
   finish(std::move(job));
 }
 
@@ -382,7 +372,6 @@ bool Compressor::exchange_updates() {
   std::vector<Slot> slots;
   std::uint64_t count = 0;
   at::Tensor bucket;
-  Exchange of_gradients{};
   {
     const std::lock_guard lock(mutex_);
     close_step();
@@ -393,10 +382,8 @@ bool Compressor::exchange_updates() {
     if (slots.empty()) return true;
     const at::Tensor& like = momenta_.preconditioner(slots.front().parameter);
     bucket = where_kernels_run(at::zeros({static_cast<std::int64_t>(count)}, like.options()));
-    of_gradients = std::exchange(exchange_, Exchange::planned);
+    begin_step_of(Exchange::planned);
   }
-  const auto restored = c10::make_scope_exit([&] { set_exchange(of_gradients); });
-  begin_step();
   try {
     reduce(bucket, std::move(slots));
   } catch (...) {
@@ -410,7 +397,7 @@ bool Compressor::exchange_updates() {
 void Compressor::keep_gradients(Job& job) const {
   const at::Tensor& bucket = job.bucket;
   wait_for_current_stream(bucket.device());
-  const bool finite = all_finite(bucket.is_sparse() ? bucket._values() : bucket);
+  const bool finite = all_finite(bucket);
   job.outcome = Outcome{finite, std::vector<float>(job.slots.size())};
 }
 
@@ -439,7 +426,7 @@ bool Compressor::takes_as_it_is(const Job& job) const {
 bool Compressor::takes_apart(at::ScalarType dtype) const {
   const std::lock_guard lock(mutex_);
   if (collective_ != Collective::reduce_to_owners || !at::isFloatingType(dtype)) return false;
-  if (exchange_ != Exchange::planned || momenta_.any() || measures_ || measures_next_) return false;
+  if (step_exchange_ != Exchange::planned || momenta_.any() || measures_ || measures_next_) return false;
   return gradient_scale_ == 1.0F && std::ranges::all_of(parameters_, [&](const Parameter& parameter) {
            const auto [up, down] = codecs_of(parameter);
            return !map_of(parameter) &&

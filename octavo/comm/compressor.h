@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "octavo/comm/auto_plan.h"
+#include "octavo/comm/clip_history.h"
 #include "octavo/comm/compressor_stats.h"
 #include "octavo/comm/measured_loss.h"
 #include "octavo/comm/plan.h"
@@ -41,6 +42,33 @@ enum class Exchange {
   nothing,    // every rank keeps its own gradients
 };
 
+/// What a Compressor may be made with beside its parameters and plan.
+struct CompressorOptions {
+  Collective collective = Collective::all_reduce;
+  /// Where the ranks are replicas of one shard of the model: the ranks that hold the other shards.
+  std::unique_ptr<Wire> shards = nullptr;
+  /// Where gradients are to be compressed between hosts alone: the ranks of this rank's host (Hierarchical). The other
+  /// ranks are then those that have the same number on their hosts, and what is remembered of each tensor is that of
+  /// this rank's range.
+  std::unique_ptr<Wire> host = nullptr;
+  StatePaging paging = {};  // where state is stored from step to step; ranks may differ
+  /// From this, with step, parameter and rank, everything is drawn that a run draws: the rounding of residuals and
+  /// codes, the places of randomk, the hashes of sketches, the first factors of powersgd. It must be the same on all
+  /// ranks, or the first step throws Error communication.
+  std::uint64_t seed = 0;
+};
+
+/// All with which a Compressor of the same parameters continues as the one that it was taken from.
+struct CompressorState {
+  /// By keys such as "worker/NAME" and "momentum/NAME": "ROLE/NAME" of feedback_roles(), kResidual, kMapMemory,
+  /// kOwnMomentum and kOwnUpdate. They are on the device where they were last used.
+  std::map<std::string, at::Tensor> tensors;
+  bool of_momenta = false;  // whether the residuals belong to momenta, not to gradients
+  std::uint64_t step = 0;   // the same on all ranks, as the seed is
+  std::uint64_t seed = 0;   // CompressorOptions
+  double usual_clip = 0;    // ClipHistory::usual_factor
+};
+
 /// Averages gradients over the ranks by a plan, and keeps what must be remembered from step to step, by parameter.
 ///
 /// A step is all the buckets between two calls of begin_step(): a NaN or an infinity anywhere in it makes all of its
@@ -48,15 +76,10 @@ enum class Exchange {
 /// set, loaded or dropped only between steps, when no job is under way.
 class OCTAVO_API Compressor {
  public:
-  /// `shards`: where the ranks of `wire` are replicas of one shard of the model, the ranks that hold the other shards.
-  /// `host`: where gradients are to be compressed between hosts alone, the ranks of this rank's host (Hierarchical);
-  /// the ranks of `wire` are then those that have the same number on their hosts, and what is remembered of each tensor
-  /// is that of this rank's range. `paging`: where state is stored from step to step; ranks may differ. Throws Error
-  /// invalid_argument where a rule of the plan fits no parameter, two parameters have one name, or the plan does not
-  /// fit the ranks, and what StateMemory throws.
+  /// Throws Error invalid_argument where a rule of the plan fits no parameter, two parameters have one name, or the
+  /// plan does not fit the ranks, and what StateMemory throws.
   Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters,
-             Collective collective = Collective::all_reduce, std::unique_ptr<Wire> shards = nullptr,
-             std::unique_ptr<Wire> host = nullptr, StatePaging paging = {});
+             CompressorOptions options = {});
   ~Compressor();
 
   /// Ends the previous step (commits or rolls back its residuals) and begins one. Under `auto` the ranks may exchange a
@@ -75,16 +98,16 @@ class OCTAVO_API Compressor {
   void abandon_step();
   /// Rolls back the residuals of the step under way, which is complete and whose results are not used: nothing of it
   /// comes back in later steps. It counts as finite where it was. All ranks must call it for the same step, before
-  /// end_step(): otherwise it throws Error invalid_argument, where the step was finite.
+  /// end_step() or another call that ends the step: otherwise it throws Error invalid_argument, where the step was
+  /// finite.
   void drop_step();
-  /// Says that the results of all steps since the last call are multiplied by `share`, as a clip of their norm does,
-  /// before the last one has ended. What a step leaves out would come back in later steps in full: where the share is
-  /// less than a half of the usual one, which a burst of the gradient makes it, the residuals are rolled back. After
-  /// several steps, of which one may have sent a part of what another had left out, they are dropped. The usual share
-  /// is the largest of the shares so far, where a share from k calls ago is multiplied by 0.9^k. All ranks must call
-  /// it, with the same share: a first share is no burst. Throws Error invalid_argument for a share outside [0, 1], and
-  /// for a burst after end_step().
-  void scale_step(double share);
+  /// Says that the results of all steps since the last call are multiplied by `factor`, as a clip of their norm does,
+  /// before the last one has ended. What a step leaves out would come back in later steps in full: where the factor is
+  /// less than a half of the usual one (ClipHistory), which a burst of the gradient makes it, the residuals are rolled
+  /// back. After several steps, of which one may have sent a part of what another had left out, they are dropped. All
+  /// ranks must call it, with the same factor: a first factor is no burst. Throws Error invalid_argument for a factor
+  /// outside [0, 1], and for a burst after a call that has ended the step.
+  void scale_step(double factor);
 
   /// Sets what ranks exchange from the next step on. It must be the same on all ranks: ranks that differ wait for one
   /// another until the deadline. Unless it is `planned`, residuals, momenta and what else is remembered stay as they
@@ -133,6 +156,8 @@ class OCTAVO_API Compressor {
   /// whose averages owners get (reduce_to_owners), as long as a bucket is only sent and nothing else is done with it.
   bool takes_apart(at::ScalarType dtype) const;
   static int transfers(const Job& job) { return job.outcome ? 1 : job.schedule->transfers(); }
+  /// Whether advance() is still to be called before finish().
+  static bool is_to_advance(const Job& job) { return job.advanced < transfers(job) - 1; }
   /// Does all of the above for one bucket.
   void reduce(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor = std::nullopt);
 
@@ -220,45 +245,30 @@ class OCTAVO_API Compressor {
   CompressorStats stats();
   /// Returns nothing under another plan than `auto`, or with one rank.
   std::optional<AutoStats> auto_stats() const;
-  /// Returns the figures by parameter, in the order of the ParameterInfos. It reads all residuals, so it is not for
-  /// every step.
+  /// Returns the figures by parameter, in the order of the ParameterInfos. Residuals are those that the step under way
+  /// leaves, if it is finite as far as other ranks were heard. It reads all residuals, so it is not for every step.
   std::vector<ParameterStats> parameter_stats();
 
-  /// Returns all that is remembered, by keys such as "worker/NAME" and "momentum/NAME": "ROLE/NAME" of
-  /// feedback_roles(), kResidual, kMapMemory, kOwnMomentum and kOwnUpdate. The tensors are on the device where they
-  /// were last used. They are this object's own: copy them before the next step.
-  std::map<std::string, at::Tensor> state();
+  /// Ends the step under way and returns all that is remembered. The tensors are this object's own: copy them before
+  /// the next step.
+  CompressorState state();
   /// Replaces all that is remembered. What the plan in force at the next begin_step() does not use is dropped there.
   /// Throws Error invalid_argument for a key or a size that this model does not have; the state is then unchanged.
-  void load_state(const std::map<std::string, at::Tensor>& state, bool of_momenta = false);
-  /// Loads what all ranks of another world remembered, indexed by old rank, and redistributes them over this one
-  /// (state/redistribute.h). Throws as load_state() does.
-  void load_state_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta = false);
+  void load_state(const CompressorState& state);
+  /// Loads what all ranks of another world remembered, indexed by old rank, and redistributes it over this one
+  /// (state/redistribute.h). Throws as load_state() does, also for states of several steps or seeds.
+  void load_world(const std::vector<CompressorState>& world);
   /// Returns what this rank still owes of a parameter (Feedback::owed), as its next step will add it, for those
   /// elements of which it remembers something. What a step under way leaves out does not count until the step has
   /// ended. Call it before the next step begins.
   OwedByRange owed(std::size_t parameter);
-  /// Returns the same from the state() that rank `rank` of a world of `world_size` ranks had.
-  OwedByRange owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& state, int rank,
+  /// Returns the same from the CompressorState::tensors that rank `rank` of a world of `world_size` ranks had.
+  OwedByRange owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& tensors, int rank,
                       int world_size) const;
-  /// Whether the residuals belong to momenta, not to gradients.
-  bool residuals_are_of_momenta() const;
 
-  /// Returns the number of the current step, from which the rounding of residuals is drawn. It is saved and restored
-  /// with them, so that a resumed run rounds as the unbroken one. CompressorStats::steps counts the steps of this
-  /// object alone.
+  /// Returns the number of the current step, which is saved and restored with the state. CompressorStats::steps counts
+  /// the steps of this object alone.
   std::uint64_t step() const;
-  void set_step(std::uint64_t step);
-
-  /// Returns the seed from which, with step, parameter and rank, everything is drawn that a run draws: the rounding of
-  /// residuals and codes, the places of randomk, the hashes of sketches, the first factors of powersgd. It must be the
-  /// same on all ranks, or the next step throws Error communication; it is 0 where it was not set. Set it before the
-  /// first step, and restore it with the residuals.
-  std::uint64_t seed() const;
-  void set_seed(std::uint64_t seed);
-  /// The usual share of scale_step(), 0 before the first one. It is to be saved and restored, too.
-  double usual_share() const;
-  void set_usual_share(double share);
 
   std::size_t parameter_count() const { return parameters_.size(); }
   int rank() const { return wire_->rank(); }
@@ -289,10 +299,9 @@ class OCTAVO_API Compressor {
   std::vector<ParameterInfo> remembered(std::vector<ParameterInfo> parameters) const;
 
   // compressor.cpp
+  void begin_step_of(Exchange exchange);
   void close_step();
   void roll_back();
-  void begin_counting();
-  void forget_step();
   void forget_owed();
   void require_not_ended(const char* where) const;
   void require_parameter(std::size_t parameter, const char* where) const;
@@ -327,6 +336,7 @@ class OCTAVO_API Compressor {
   void require_whole_averages(const char* where) const;
 
   // compressor_state.cpp, compressor_stats.cpp
+  void continue_from(const CompressorState& state);
   OwedByRange owed_by(std::size_t parameter, const Feedback::KeptByRole& kept, int rank, int world_size) const;
   void measure(Job& job);
   std::uint64_t ring_bytes(std::uint64_t payload_bytes) const;
@@ -347,14 +357,13 @@ class OCTAVO_API Compressor {
   bool was_loaded_ = false;  // since the last begin_step()
   float gradient_scale_ = 1.0F;
   float owed_share_ = 1.0F;
-  Exchange exchange_ = Exchange::planned;
+  Exchange exchange_ = Exchange::planned;          // of gradients
+  Exchange step_exchange_ = Exchange::planned;     // of the current step
   bool measures_next_ = false, measures_ = false;  // for the next step, for this one
   std::uint64_t step_ = 0;                         // saved and restored
-  std::uint64_t seed_ = 0;
-  double usual_share_ = 0;
-  std::uint64_t scaled_together_ = 0;  // steps with buckets since the last scale_step()
+  std::uint64_t seed_;
   enum class Step { none, under_way, ended } current_ = Step::none;
-  bool has_buckets_ = false, is_counted_ = false;  // the current step; whether scaled_together_ counts it
+  ClipHistory clips_;
   std::uint64_t dense_bytes_ = 0, steps_ = 0;
   PackedFigures compared_;  // of parameters whose codecs need an estimate, over all steps
 };

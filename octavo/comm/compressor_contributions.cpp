@@ -50,7 +50,7 @@ void Compressor::expect_any_plan(const std::vector<Slot>& slots) {
   constexpr std::uint64_t kLongestHeader = 4096, kLongestValue = sizeof(double);
   std::uint64_t values = 0, tensors = 0;
   const auto add = [&](const Parameter& parameter) {
-    values += parameter.info.ownership.share(parameter.info.count, wire_->world_size());
+    values += parameter.info.ownership.range_size(parameter.info.count, wire_->world_size());
     ++tensors;
   };
   for (const Slot& slot : slots) add(parameters_[slot.parameter]);
@@ -69,8 +69,8 @@ std::vector<Contribution> Compressor::contributions(const Job& job) {
     tensors.back().dtype = job.values.scalar_type();
     if (collective_ == Collective::reduce_to_owners) tensors.back().up = without_loss(tensors.back());
     if (collective_ != Collective::reduce_scatter) continue;
-    const std::uint64_t share = tensors.back().ownership.share(tensors.back().count, wire_->world_size());
-    tensors.back().share = std::max<std::uint64_t>(1, share);
+    const std::uint64_t size = tensors.back().ownership.range_size(tensors.back().count, wire_->world_size());
+    tensors.back().run = std::max<std::uint64_t>(1, size);
     tensors.back().stride = static_cast<std::uint64_t>(job.values.numel()) / static_cast<unsigned>(wire_->world_size());
   }
   return tensors;
@@ -126,7 +126,7 @@ Mapping Compressor::mapping(std::size_t index) {
 
 Contribution Compressor::contribution(std::size_t index, void* values, c10::Device device) {
   Parameter& parameter = parameters_[index];
-  const bool owed = parameter.sends_owed = exchange_ == Exchange::planned && owes(index);
+  const bool owed = parameter.sends_owed = step_exchange_ == Exchange::planned && owes(index);
   auto [up, down] = codecs_of(parameter);
   if (owed) up = down = &block_coding(BlockCodec::fp32);
   Contribution tensor{values, parameter.info.count, up, down};

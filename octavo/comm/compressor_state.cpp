@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "octavo/comm/compressor.h"
+#include "octavo/kernels/error.h"
 
 namespace octavo {
 
@@ -17,26 +18,41 @@ void Compressor::forget_owed() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear(i, {kOwnMomentum, kOwnUpdate});
 }
 
-std::map<std::string, at::Tensor> Compressor::state() {
+CompressorState Compressor::state() {
   const std::lock_guard lock(mutex_);
   close_step();
-  return state_.save();
+  return {state_.save(), residuals_are_of_momenta_, step_, seed_, clips_.usual_factor()};
 }
 
-void Compressor::load_state(const std::map<std::string, at::Tensor>& state, bool of_momenta) {
+void Compressor::load_state(const CompressorState& state) {
   const std::lock_guard lock(mutex_);
   close_step();
-  state_.load(state);
-  was_loaded_ = true;
-  residuals_are_of_momenta_ = of_momenta;
+  state_.load(state.tensors);
+  continue_from(state);
 }
 
-void Compressor::load_state_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta) {
+void Compressor::load_world(const std::vector<CompressorState>& world) {
+  std::vector<std::map<std::string, at::Tensor>> tensors;
+  for (const CompressorState& one : world) {
+    if (one.step != world.front().step || one.seed != world.front().seed) {
+      fail(ErrorCode::invalid_argument, "comm.load_state", "expected states of one step and seed, got steps ",
+           world.front().step, " and ", one.step, ", seeds ", world.front().seed, " and ", one.seed);
+    }
+    tensors.push_back(one.tensors);
+  }
   const std::lock_guard lock(mutex_);
   close_step();
-  state_.load_world(world);
+  state_.load_world(tensors);  // refuses an empty world
+  continue_from(world.front());
+}
+
+/// Takes all but the tensors, which are loaded already.
+void Compressor::continue_from(const CompressorState& state) {
   was_loaded_ = true;
-  residuals_are_of_momenta_ = of_momenta;
+  residuals_are_of_momenta_ = state.of_momenta;
+  step_ = state.step;
+  seed_ = state.seed;
+  clips_.set_usual_factor(state.usual_clip);
 }
 
 OwedByRange Compressor::owed(std::size_t parameter) {
@@ -45,12 +61,12 @@ OwedByRange Compressor::owed(std::size_t parameter) {
   return owed_by(parameter, kept, wire_->rank(), wire_->world_size());
 }
 
-OwedByRange Compressor::owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& state, int rank,
+OwedByRange Compressor::owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& tensors, int rank,
                                 int world_size) const {
   const std::lock_guard lock(mutex_);
   const auto kept = [&](const Role& role) {
-    const auto found = state.find(key_of(role, parameters_[parameter].info.name));
-    return found == state.end() ? at::Tensor() : found->second;
+    const auto found = tensors.find(key_of(role, parameters_[parameter].info.name));
+    return found == tensors.end() ? at::Tensor() : found->second;
   };
   return owed_by(parameter, kept, rank, world_size);
 }
@@ -65,39 +81,9 @@ OwedByRange Compressor::owed_by(std::size_t parameter, const Feedback::KeptByRol
   return one.plan->feedback->owed(kept, info, rank, world_size);
 }
 
-bool Compressor::residuals_are_of_momenta() const {
-  const std::lock_guard lock(mutex_);
-  return residuals_are_of_momenta_;
-}
-
 std::uint64_t Compressor::step() const {
   const std::lock_guard lock(mutex_);
   return step_;
-}
-
-void Compressor::set_step(std::uint64_t step) {
-  const std::lock_guard lock(mutex_);
-  step_ = step;
-}
-
-std::uint64_t Compressor::seed() const {
-  const std::lock_guard lock(mutex_);
-  return seed_;
-}
-
-void Compressor::set_seed(std::uint64_t seed) {
-  const std::lock_guard lock(mutex_);
-  seed_ = seed;
-}
-
-double Compressor::usual_share() const {
-  const std::lock_guard lock(mutex_);
-  return usual_share_;
-}
-
-void Compressor::set_usual_share(double share) {
-  const std::lock_guard lock(mutex_);
-  usual_share_ = share;
 }
 
 }  // namespace octavo

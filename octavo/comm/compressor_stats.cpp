@@ -87,15 +87,17 @@ std::uint64_t Compressor::wire_bytes(const Parameter& parameter) const {
 
 std::vector<ParameterStats> Compressor::parameter_stats() {
   const std::lock_guard lock(mutex_);
-  close_step();
+  verdict_.collect();
+  const bool commits = verdict_.is_finite();
   std::vector<ParameterStats> all;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = parameters_[i];
     const ParameterInfo& info = parameter.info;
+    const bool repays = parameter.sends_owed && commits && parameter.power != 0;  // it owes nothing after this step
     double owed = 0;
     for (const Role& role : state_.roles()) {
-      const at::Tensor& kept = state_.at(i, role).tensor();
-      if (!role.is_owed || !kept.defined()) continue;
+      const at::Tensor& kept = commits ? state_.pending(i, role) : state_.at(i, role).tensor();
+      if (repays || !role.is_owed || !kept.defined()) continue;
       const at::Tensor residual = role.dtype != at::kByte ? kept.to(at::kFloat)
                                                           : unpack(kept, role.extent, parameter.remembered_count,
                                                                    wire_->rank(), wire_->world_size(), info.ownership);

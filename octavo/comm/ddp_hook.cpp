@@ -58,7 +58,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
       guarded(future, [&] {
         if (refused) std::rethrow_exception(refused);
         const auto on_own_stream = filled.take();
-        advance(future, buffer, slots, ready, is_first, is_last);
+        take(future, buffer, slots, ready, is_first, is_last);
       });
     });
     return future;
@@ -69,28 +69,22 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     FuturePtr future;
     at::Tensor buffer;
     std::unique_ptr<Compressor::Job> job;
-    int transfers_begun = 1;
   };
 
   /// Makes a step of the pipeline: with each bucket that begins, those under way advance by one step. While a bucket's
   /// codes are sent up, the sums of the one before are sent down, and the one before that is decoded. What is done when
   /// follows from the sequence of buckets alone, never from which message came first, so that all ranks make the same
   /// calls in the same order.
-  void advance(const FuturePtr& future, const at::Tensor& buffer, const std::vector<Slot>& slots,
-               Compressor::Clock::time_point ready, bool is_first, bool is_last) {
+  void take(const FuturePtr& future, const at::Tensor& buffer, const std::vector<Slot>& slots,
+            Compressor::Clock::time_point ready, bool is_first, bool is_last) {
     if (is_first) state_->begin_step();
     in_flight_.push_back({future, buffer, state_->begin(where_kernels_run(buffer), slots, std::nullopt, ready)});
-    for (std::size_t i = in_flight_.size() - 1; i-- > 0;) advance(in_flight_[i]);
+    for (std::size_t i = in_flight_.size() - 1; i-- > 0;) {
+      if (Compressor::is_to_advance(*in_flight_[i].job)) state_->advance(*in_flight_[i].job);
+    }
     const int depth = std::max(kBucketsUnderWay, Compressor::transfers(*in_flight_.front().job));
     if (static_cast<int>(in_flight_.size()) > depth) finish_oldest();
     if (is_last) drain();
-  }
-
-  bool advance(InFlight& bucket) {
-    if (bucket.transfers_begun == Compressor::transfers(*bucket.job)) return false;
-    state_->advance(*bucket.job);
-    ++bucket.transfers_begun;
-    return true;
   }
 
   /// `delivers`: the bucket is the last one of its backward pass.
@@ -102,9 +96,8 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   }
 
   void drain() {
-    for (InFlight& bucket : in_flight_) {
-      while (advance(bucket)) {
-      }
+    for (const InFlight& bucket : in_flight_) {
+      while (Compressor::is_to_advance(*bucket.job)) state_->advance(*bucket.job);
     }
     while (in_flight_.size() > 1) finish_oldest();
     finish_oldest(/*delivers=*/true);

@@ -78,13 +78,13 @@ void FsdpHook::reduce(std::size_t group, const at::Tensor& bucket, std::uint64_t
 std::vector<Slot> FsdpHook::slots_of(std::size_t group, std::uint64_t shard) {
   const std::vector<Member>& members = groups_[group];
   std::uint64_t whole = 0;
-  for (const Member& member : members) whole += member.share;
+  for (const Member& member : members) whole += member.shard_size;
   std::vector<Slot> slots;
   std::uint64_t offset = 0;
   for (const Member& member : members) {
     if (shard == whole || has_gradient_[member.parameter]) {
       slots.push_back({member.parameter, offset});
-      offset += member.share;
+      offset += member.shard_size;
     }
     has_gradient_[member.parameter] = false;
   }

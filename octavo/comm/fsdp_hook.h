@@ -26,8 +26,8 @@ namespace octavo {
 class OCTAVO_API FsdpHook {
  public:
   struct Member {
-    std::size_t parameter;  // index into the compressor's ParameterInfos
-    std::uint64_t share;    // elements of each rank's shard of it in FSDP2's flat tensors, padding included
+    std::size_t parameter;     // index into the compressor's ParameterInfos
+    std::uint64_t shard_size;  // elements of each rank's shard of it in FSDP2's flat tensors, padding included
   };
 
   /// `groups`: for each parameter group, the parameters that need gradients, in the order in which FSDP2 lays them out.

@@ -20,8 +20,8 @@ using std::chrono::milliseconds;
 /// exchanges read each other's messages, which begin with a digest, and do not wait for what never comes.
 constexpr int kTag = 1;
 
-at::Tensor part_of(const at::Tensor& buffer, std::span<const Parcel> parcels, int rank) {
-  return octavo::part_of(buffer, parcels[static_cast<std::size_t>(rank)]);
+at::Tensor bytes_of(const at::Tensor& buffer, std::span<const Parcel> parcels, int rank) {
+  return octavo::bytes_of(buffer, parcels[static_cast<std::size_t>(rank)]);
 }
 
 }  // namespace
@@ -30,8 +30,8 @@ at::Tensor part_of(const at::Tensor& buffer, std::span<const Parcel> parcels, in
 /// that waits for a message that has not begun to arrive. The empty message is such a one, and wait() waits for it
 /// first.
 GlooExchange::GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::span<const Parcel> parcels,
-                           const at::Tensor& receive, std::span<const Parcel> received, milliseconds deadline)
-    : deadline_(deadline) {
+                           const at::Tensor& receive, std::span<const Parcel> received, milliseconds timeout)
+    : timeout_(timeout) {
   const at::Tensor word = at::empty({0}, send.options());
   const auto guarded = [](Peer& peer, auto begin) {
     try {
@@ -44,23 +44,23 @@ GlooExchange::GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::spa
     Peer& peer = peers_.emplace_back();
     peer.rank = (gloo.getRank() + distance) % gloo.getSize();
     guarded(peer, [&] {
-      std::vector<at::Tensor> message = {part_of(receive, received, peer.rank)}, end = {word};
+      std::vector<at::Tensor> message = {bytes_of(receive, received, peer.rank)}, end = {word};
       peer.received = gloo.recv(message, peer.rank, kTag);
       peer.heard = gloo.recv(end, peer.rank, kTag);
     });
   }
   for (Peer& peer : peers_) {
     guarded(peer, [&] {
-      std::vector<at::Tensor> message = {part_of(send, parcels, peer.rank)}, end = {word};
+      std::vector<at::Tensor> message = {bytes_of(send, parcels, peer.rank)}, end = {word};
       peer.sent = gloo.send(message, peer.rank, kTag);
       peer.told = gloo.send(end, peer.rank, kTag);
     });
   }
-  part_of(receive, received, gloo.getRank()).copy_(part_of(send, parcels, gloo.getRank()));
+  bytes_of(receive, received, gloo.getRank()).copy_(bytes_of(send, parcels, gloo.getRank()));
 }
 
 GlooExchange::~GlooExchange() {
-  const TimeLeft left(deadline_);
+  const TimeLeft left(timeout_);
   while (!is_over()) {
     try {
       wait(left());

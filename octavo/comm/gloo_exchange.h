@@ -26,8 +26,8 @@ class GlooExchange final : public c10d::Work {
   /// Begins the exchange: parcels[r] of `send` goes to rank r, and what rank r sends goes to received[r] of `receive`.
   /// Both are uint8. A peer that is lost already is reported by wait(), and the others get their messages.
   GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::span<const Parcel> parcels, const at::Tensor& receive,
-               std::span<const Parcel> received, std::chrono::milliseconds deadline);
-  /// Waits, for `deadline` at most, for messages that nobody has waited for: a connection on which a message ends
+               std::span<const Parcel> received, std::chrono::milliseconds timeout);
+  /// Waits, for `timeout` at most, for messages that nobody has waited for: a connection on which a message ends
   /// halfway cannot be used any more.
   ~GlooExchange() override;
 
@@ -48,7 +48,7 @@ class GlooExchange final : public c10d::Work {
   };
 
   std::vector<Peer> peers_;  // those with whom messages are under way
-  std::chrono::milliseconds deadline_;
+  std::chrono::milliseconds timeout_;
 };
 
 }  // namespace octavo

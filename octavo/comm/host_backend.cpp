@@ -33,7 +33,7 @@ Tensors flat(const std::vector<Tensors>& lists) {
   return all;
 }
 
-c10d::Backend& required(const c10::intrusive_ptr<c10d::Backend>& on_cpu) {
+c10d::Backend& required_backend(const c10::intrusive_ptr<c10d::Backend>& on_cpu) {
   if (!on_cpu) fail(ErrorCode::invalid_argument, "comm.host_backend", "expected a back end for the CPU, got none");
   return *on_cpu;
 }
@@ -41,7 +41,7 @@ c10d::Backend& required(const c10::intrusive_ptr<c10d::Backend>& on_cpu) {
 }  // namespace
 
 HostBackend::HostBackend(c10::intrusive_ptr<c10d::Backend> on_cpu)
-    : Backend(required(on_cpu).getRank(), required(on_cpu).getSize()), on_cpu_(std::move(on_cpu)) {}
+    : Backend(required_backend(on_cpu).getRank(), required_backend(on_cpu).getSize()), on_cpu_(std::move(on_cpu)) {}
 
 HostBackend::WorkPtr HostBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   Tensors aliases = on_host(tensors);

@@ -8,9 +8,9 @@
 
 namespace octavo {
 
-std::uint64_t Ownership::share(std::uint64_t count, int world_size) const {
+std::uint64_t Ownership::range_size(std::uint64_t count, int world_size) const {
   if (unit == 0) {
-    fail(ErrorCode::invalid_argument, "comm.ownership", "expected shares in units of at least 1 element, got 0");
+    fail(ErrorCode::invalid_argument, "comm.ownership", "expected ranges in units of at least 1 element, got 0");
   }
   const auto world = static_cast<std::uint64_t>(world_size);
   const std::uint64_t equal = divide_up(count, world);
@@ -27,9 +27,9 @@ Range owned_range(std::uint64_t count, int rank, int world_size, Ownership owner
     fail(ErrorCode::invalid_argument, "comm.owned_range", "expected a rank below a positive number of ranks, got ",
          rank, " of ", world_size);
   }
-  const std::uint64_t share = ownership.share(count, world_size);
-  const std::uint64_t first = std::min(count, share * static_cast<std::uint64_t>(rank));
-  return {first, std::min(share, count - first)};
+  const std::uint64_t size = ownership.range_size(count, world_size);
+  const std::uint64_t first = std::min(count, size * static_cast<std::uint64_t>(rank));
+  return {first, std::min(size, count - first)};
 }
 
 Sent sent_part(std::uint64_t count, int rank, int world_size, Ownership ownership) {

@@ -27,11 +27,11 @@ struct OCTAVO_API Ownership {
   /// The ownership of whole rows of `row` elements, cut as torch.chunk cuts the first dimension: the shards of FSDP2.
   static Ownership rows(std::uint64_t row) { return {row}; }
 
-  /// The ownership of equal shares, the last ones shorter: the shards of ZeRO.
-  static Ownership shares() { return {1}; }
+  /// The ownership of ranges of equal size, the last ones shorter: the shards of ZeRO.
+  static Ownership equal_ranges() { return {1}; }
 
   /// Returns the number of elements from the start of one rank's range to the start of the next one's.
-  std::uint64_t share(std::uint64_t count, int world_size) const;
+  std::uint64_t range_size(std::uint64_t count, int world_size) const;
 };
 
 /// What averaging a parameter's gradients must know of it.

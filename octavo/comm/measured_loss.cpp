@@ -35,8 +35,8 @@ ContributedBucket::ContributedBucket(const at::Tensor& values, std::span<const C
   };
   const LaunchScope scope(device);
   for (const Contribution& tensor : tensors) {
-    for (std::uint64_t first = 0; first < tensor.count; first += tensor.share) {
-      const std::uint64_t count = std::min(tensor.share, tensor.count - first);
+    for (std::uint64_t first = 0; first < tensor.count; first += tensor.run) {
+      const std::uint64_t count = std::min(tensor.run, tensor.count - first);
       const float* const from = values_from(tensor, first);
       float* const to = copy.mutable_data_ptr<float>() + (from - start);
       scope.kernels().subtract_estimate(scope.queue(), tensor.input(first, from), nullptr, count, to);

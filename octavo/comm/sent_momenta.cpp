@@ -37,50 +37,50 @@ const float* readable_on(c10::Device device, const at::Tensor& tensor, const cha
 }  // namespace
 
 SentMomenta::SentMomenta(std::vector<ParameterInfo> parameters, StateStore& state)
-    : parameters_(std::move(parameters)), state_(state), parts_(parameters_.size()) {}
+    : parameters_(std::move(parameters)), state_(state), substitutes_(parameters_.size()) {}
 
 void SentMomenta::share(const std::map<std::string, Momentum>& momenta, double beta) {
   constexpr const char* kWhere = "comm.set_momentum";
   require_beta(beta, kWhere);
-  std::vector<Part> parts(parameters_.size());
+  std::vector<Substitute> substitutes(parameters_.size());
   for (const auto& [name, momentum] : momenta) {
     const std::size_t index = state_.find(name, kWhere);
     for (const at::Tensor& tensor : {momentum.mean, momentum.preconditioner}) require_fits(index, tensor, kWhere);
-    parts[index] = {true, momentum.mean, momentum.preconditioner};
+    substitutes[index] = {true, momentum.mean, momentum.preconditioner};
   }
-  begin(Kind::shared, std::move(parts), {beta, beta});
+  begin(Kind::shared, std::move(substitutes), {beta, beta});
 }
 
 void SentMomenta::keep_own(const std::vector<std::string>& names, OwnBetas betas) {
   constexpr const char* kWhere = "comm.keep_own_momenta";
   for (const double beta : {betas.update_beta, betas.kept_beta}) require_beta(beta, kWhere);
-  std::vector<Part> parts(parameters_.size());
-  for (const std::string& name : names) parts[state_.find(name, kWhere)].is_sent = true;
-  begin(Kind::own, std::move(parts), betas);
+  std::vector<Substitute> substitutes(parameters_.size());
+  for (const std::string& name : names) substitutes[state_.find(name, kWhere)].is_sent = true;
+  begin(Kind::own, std::move(substitutes), betas);
 }
 
 void SentMomenta::keep_updates(const std::map<std::string, at::Tensor>& preconditioners, double beta) {
   constexpr const char* kWhere = "comm.keep_own_updates";
   require_beta(beta, kWhere);
-  std::vector<Part> parts(parameters_.size());
+  std::vector<Substitute> substitutes(parameters_.size());
   for (const auto& [name, preconditioner] : preconditioners) {
     const std::size_t index = state_.find(name, kWhere);
     require_fits(index, preconditioner, kWhere);
-    parts[index] = {true, {}, preconditioner};
+    substitutes[index] = {true, {}, preconditioner};
   }
-  for (std::size_t i = 0; i < parts.size(); ++i) {  // what codes left out of a gradient is not owed to an update
+  for (std::size_t i = 0; i < substitutes.size(); ++i) {  // what codes left out of a gradient is not owed to an update
     const bool sent_gradients = any() && !sends(i);
-    if (parts[i].is_sent && sent_gradients) state_.clear(i, {kOwnMomentum, kOwnUpdate});
+    if (substitutes[i].is_sent && sent_gradients) state_.clear(i, {kOwnMomentum, kOwnUpdate});
   }
-  begin(Kind::updates, std::move(parts), {beta, beta});
+  begin(Kind::updates, std::move(substitutes), {beta, beta});
 }
 
-void SentMomenta::begin(Kind kind, std::vector<Part> parts, OwnBetas betas) {
-  const bool is_any = std::ranges::any_of(parts, &Part::is_sent);
+void SentMomenta::begin(Kind kind, std::vector<Substitute> substitutes, OwnBetas betas) {
+  const bool is_any = std::ranges::any_of(substitutes, &Substitute::is_sent);
   kind_ = is_any ? kind : Kind::none;
-  parts_ = std::move(parts);
+  substitutes_ = std::move(substitutes);
   betas_ = betas;
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
+  for (std::size_t i = 0; i < substitutes_.size(); ++i) {
     if (!sends_own(i)) state_.at(i, kOwnMomentum).clear();
     if (!keeps_updates(i)) state_.at(i, kOwnUpdate).clear();
   }
@@ -90,10 +90,10 @@ void SentMomenta::begin(Kind kind, std::vector<Part> parts, OwnBetas betas) {
 void SentMomenta::choose_sample() {
   const auto size_of = [&](std::size_t parameter) { return sends(parameter) ? parameters_[parameter].count : 0; };
   sample_ = {};
-  for (std::size_t i = 1; i < parts_.size(); ++i) {
+  for (std::size_t i = 1; i < substitutes_.size(); ++i) {
     if (size_of(i) > size_of(sample_.parameter)) sample_.parameter = i;
   }
-  if (parts_.empty()) return;
+  if (substitutes_.empty()) return;
   sample_.stride = std::max<std::uint64_t>(1, size_of(sample_.parameter) / kSampleSize);
 }
 
@@ -129,10 +129,10 @@ void SentMomenta::mix_own(const at::Tensor& values, const Slot& slot, float grad
 
 void SentMomenta::add_updates(const at::Tensor& values, const Slot& slot, float gradient_scale) {
   const c10::Device device = values.device();
-  const Part& part = parts_[slot.parameter];
-  const float* const preconditioner = readable_on(device, part.preconditioner, "a preconditioner");
+  const Substitute& substitute = substitutes_[slot.parameter];
+  const float* const preconditioner = readable_on(device, substitute.preconditioner, "a preconditioner");
   const OwnUpdate own = own_update(slot.parameter);
-  zero_one_send(device, zero_one_step(betas_.kept_beta, part.step_size, gradient_scale),
+  zero_one_send(device, zero_one_step(betas_.kept_beta, substitute.step_size, gradient_scale),
                 parameters_[slot.parameter].count, values.mutable_data_ptr<float>() + slot.offset, preconditioner,
                 own.momentum.const_data_ptr<float>(), own.update.const_data_ptr<float>());
 }
@@ -141,9 +141,9 @@ void SentMomenta::describe(std::size_t parameter, c10::Device device, float grad
                            Contribution& contribution) const {
   if (sends_own(parameter)) return;
   if (sends(parameter)) {
-    const Part& part = parts_[parameter];
-    contribution.momentum = readable_on(device, part.mean, "a momentum");
-    contribution.preconditioner = readable_on(device, part.preconditioner, "a preconditioner");
+    const Substitute& substitute = substitutes_[parameter];
+    contribution.momentum = readable_on(device, substitute.mean, "a momentum");
+    contribution.preconditioner = readable_on(device, substitute.preconditioner, "a preconditioner");
     contribution.gradient_weight = static_cast<float>(1.0 - betas_.kept_beta);
     contribution.momentum_weight = static_cast<float>(betas_.kept_beta);
   }
@@ -179,7 +179,7 @@ void SentMomenta::set_step_sizes(const std::map<std::string, double>& step_sizes
       fail(ErrorCode::invalid_argument, "comm.set_step_sizes", name,
            " has no preconditioner: give it one by keep_own_updates");
     }
-    parts_[index].step_size = step_size;
+    substitutes_[index].step_size = step_size;
   }
 }
 
@@ -197,7 +197,7 @@ SentMomenta::OwnUpdate SentMomenta::own_update(std::size_t parameter) {
 
 std::map<std::string, SentMomenta::OwnUpdate> SentMomenta::own_updates() {
   std::map<std::string, OwnUpdate> all;
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
+  for (std::size_t i = 0; i < substitutes_.size(); ++i) {
     if (keeps_updates(i)) all[parameters_[i].name] = own_update(i);
   }
   return all;
@@ -205,9 +205,9 @@ std::map<std::string, SentMomenta::OwnUpdate> SentMomenta::own_updates() {
 
 std::vector<std::size_t> SentMomenta::without_next_step() {
   std::vector<std::size_t> sent;
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
+  for (std::size_t i = 0; i < substitutes_.size(); ++i) {
     if (!keeps_updates(i)) continue;
-    parts_[i].step_size = 0;
+    substitutes_[i].step_size = 0;
     sent.push_back(i);
   }
   return sent;

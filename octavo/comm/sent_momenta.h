@@ -65,7 +65,7 @@ class SentMomenta {
   bool any() const { return kind_ != Kind::none; }
   /// Whether the magnitudes of what is sent count, which a vote would lose.
   bool needs_magnitudes() const { return kind_ == Kind::shared || kind_ == Kind::updates; }
-  bool sends(std::size_t parameter) const { return parts_[parameter].is_sent; }
+  bool sends(std::size_t parameter) const { return substitutes_[parameter].is_sent; }
   /// Whether what is sent of a parameter is what the rank has made of its gradient, in unscaled units.
   bool sends_own(std::size_t parameter) const { return sends(parameter) && kind_ != Kind::shared; }
   /// Whether that is an update that the rank has made since the last exchange.
@@ -91,16 +91,16 @@ class SentMomenta {
   std::map<std::string, OwnUpdate> own_updates();
   /// Sets all step sizes to 0, so that the next exchange averages updates as they are, and returns their parameters.
   std::vector<std::size_t> without_next_step();
-  const at::Tensor& preconditioner(std::size_t parameter) const { return parts_[parameter].preconditioner; }
+  const at::Tensor& preconditioner(std::size_t parameter) const { return substitutes_[parameter].preconditioner; }
 
  private:
-  struct Part {
+  struct Substitute {
     bool is_sent = false;
     at::Tensor mean = {}, preconditioner = {};
     double step_size = 0;  // of the next update
   };
 
-  void begin(Kind kind, std::vector<Part> parts, OwnBetas betas);
+  void begin(Kind kind, std::vector<Substitute> substitutes, OwnBetas betas);
   void choose_sample();
   void require_fits(std::size_t parameter, const at::Tensor& tensor, const char* where) const;
   OwnUpdate own_update(std::size_t parameter);
@@ -110,8 +110,8 @@ class SentMomenta {
   std::vector<ParameterInfo> parameters_;
   StateStore& state_;
   Kind kind_ = Kind::none;
-  std::vector<Part> parts_;  // by parameter
-  OwnBetas betas_ = {};      // both are equal, except for own momenta
+  std::vector<Substitute> substitutes_;  // by parameter
+  OwnBetas betas_ = {};                  // both are equal, except for own momenta
   Sample sample_;
 };
 

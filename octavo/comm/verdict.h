@@ -30,6 +30,8 @@ class Verdict {
   /// Ends a step that was broken off; last_step_was_finite() is then false.
   void abandon_step();
 
+  /// Whether all that was reported of the step under way is finite, on other ranks as far as collect() has heard.
+  bool is_finite() const { return is_finite_; }
   bool last_step_was_finite() const { return last_was_finite_; }
   /// Returns how many steps were not finite, with the step under way as far as the others were heard.
   std::uint64_t nonfinite_steps() const { return nonfinite_steps_ + (is_finite_ ? 0 : 1); }

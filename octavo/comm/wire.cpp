@@ -24,7 +24,7 @@ std::string first_line(const std::string& what) { return what.substr(0, what.fin
 
 /// Runs `talk`, which calls the back end, and throws a failure of it as one sentence.
 template <class Talk>
-auto guarded(int rank, std::chrono::milliseconds deadline, Talk talk) {
+auto guarded(int rank, std::chrono::milliseconds timeout, Talk talk) {
   try {
     return talk();
   } catch (const Error&) {
@@ -33,8 +33,8 @@ auto guarded(int rank, std::chrono::milliseconds deadline, Talk talk) {
     const std::string what = first_line(said_by(error));
     const bool late = expired(what);
     fail(late ? ErrorCode::timeout : ErrorCode::communication, "comm.wire", "rank ", rank,
-         late ? ": a peer did not answer within " : ": the connection to a peer failed before the deadline of ",
-         deadline.count(), " ms (", what, "); the process group and its handles must be rebuilt");
+         late ? ": a peer did not answer within " : ": an exchange with a peer failed before the end of ",
+         timeout.count(), " ms (", what, "); the process group and its handles must be rebuilt");
   }
 }
 
@@ -48,9 +48,9 @@ at::Tensor in_order(const at::Tensor& buffer, std::span<const Parcel> parcels) {
     if (all.bytes == 0) all.offset = parcel.offset;
     is_in_order = is_in_order && parcel.offset == all.offset + all.bytes;
     all.bytes += parcel.bytes;
-    parts.push_back(part_of(buffer, parcel));
+    parts.push_back(bytes_of(buffer, parcel));
   }
-  return is_in_order ? part_of(buffer, all) : at::cat(parts);
+  return is_in_order ? bytes_of(buffer, all) : at::cat(parts);
 }
 
 c10::intrusive_ptr<c10d::Backend> required(c10::intrusive_ptr<c10d::Backend> backend) {
@@ -77,7 +77,7 @@ std::string said_by(const std::exception& error) {
   return of_torch ? of_torch->what_without_backtrace() : error.what();
 }
 
-at::Tensor part_of(const at::Tensor& buffer, const Parcel& parcel) {
+at::Tensor bytes_of(const at::Tensor& buffer, const Parcel& parcel) {
   return buffer.narrow(0, static_cast<std::int64_t>(parcel.offset), static_cast<std::int64_t>(parcel.bytes));
 }
 
@@ -88,34 +88,34 @@ std::vector<Parcel> one_after_another(std::span<const std::uint64_t> bytes) {
   return parcels;
 }
 
-Transfer::Transfer(c10::intrusive_ptr<c10d::Work> work, int rank, std::chrono::milliseconds deadline,
+Transfer::Transfer(c10::intrusive_ptr<c10d::Work> work, int rank, std::chrono::milliseconds timeout,
                    std::vector<std::uint8_t*> from)
-    : work_(std::move(work)), from_(std::move(from)), rank_(rank), deadline_(deadline) {}
-Transfer::Transfer(std::unique_ptr<Posting> posting, int rank, std::chrono::milliseconds deadline)
-    : posting_(std::move(posting)), rank_(rank), deadline_(deadline) {}
+    : work_(std::move(work)), from_(std::move(from)), rank_(rank), timeout_(timeout) {}
+Transfer::Transfer(std::unique_ptr<Posting> posting, int rank, std::chrono::milliseconds timeout)
+    : posting_(std::move(posting)), rank_(rank), timeout_(timeout) {}
 Transfer::~Transfer() = default;
 Transfer::Transfer(Transfer&&) noexcept = default;
 Transfer& Transfer::operator=(Transfer&&) noexcept = default;
 
 void Transfer::wait() {
-  if (posting_) return posting_->await(deadline_);
-  guarded(rank_, deadline_, [&] { return work_->wait(deadline_); });
+  if (posting_) return posting_->await(timeout_);
+  guarded(rank_, timeout_, [&] { return work_->wait(timeout_); });
 }
 
 std::uint8_t* Transfer::from(int sender) const {
   return posting_ ? posting_->from(sender) : from_[static_cast<std::size_t>(sender)];
 }
 
-Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds deadline, std::uint64_t longest_message)
+Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout, std::uint64_t longest_message)
     : backend_(required(std::move(backend))),
       shared_(dynamic_cast<SharedBackend*>(backend_.get())),
       is_gloo_(backend_->getBackendName() == "gloo"),
-      deadline_(deadline),
+      timeout_(timeout),
       longest_message_(longest_message),
       rank_(backend_->getRank()),
       world_size_(backend_->getSize()) {
-  if (deadline_.count() > 0) return;
-  fail(ErrorCode::invalid_argument, "comm.wire", "expected a deadline above 0 ms, got ", deadline_.count(), " ms");
+  if (timeout_.count() > 0) return;
+  fail(ErrorCode::invalid_argument, "comm.wire", "expected a timeout above 0 ms, got ", timeout_.count(), " ms");
 }
 
 Wire::~Wire() = default;
@@ -132,18 +132,18 @@ Transfer Wire::exchange(const at::Tensor& send, std::span<const Parcel> parcels,
   const std::vector<Parcel> received = one_after_another(receive_bytes);
   std::vector<std::uint8_t*> from;
   for (const Parcel& parcel : received) from.push_back(receive.mutable_data_ptr<std::uint8_t>() + parcel.offset);
-  return guarded(rank_, deadline_, [&] {
+  return guarded(rank_, timeout_, [&] {
     if (is_gloo_) {
       std::erase_if(under_way_, [](const auto& exchange) { return exchange->is_over(); });
       auto& exchange = under_way_.emplace_back(
-          c10::make_intrusive<GlooExchange>(*backend_, send, parcels, receive, received, deadline_));
-      return Transfer(exchange, rank_, deadline_, from);
+          c10::make_intrusive<GlooExchange>(*backend_, send, parcels, receive, received, timeout_));
+      return Transfer(exchange, rank_, timeout_, from);
     }
     at::Tensor sent = in_order(send, parcels);
     auto send_splits = splits(parcels), receive_splits = splits(received);
     c10d::AllToAllOptions options;
-    options.timeout = deadline_;
-    return Transfer(backend_->alltoall_base(receive, sent, receive_splits, send_splits, options), rank_, deadline_,
+    options.timeout = timeout_;
+    return Transfer(backend_->alltoall_base(receive, sent, receive_splits, send_splits, options), rank_, timeout_,
                     from);
   });
 }
@@ -160,23 +160,23 @@ std::uint8_t* Wire::reserve_to_send(at::Tensor& buffer, std::uint64_t bytes, c10
 Transfer Wire::exchange_in_place(const at::Tensor& send, std::span<const Parcel> parcels,
                                  std::span<const std::uint64_t> receive_bytes) {
   count(parcels);
-  return {shared_->post(send, parcels, {receive_bytes.begin(), receive_bytes.end()}), rank_, deadline_};
+  return {shared_->post(send, parcels, {receive_bytes.begin(), receive_bytes.end()}), rank_, timeout_};
 }
 
 Transfer Wire::start_all_reduce(at::Tensor& tensor) {
   sent_bytes_ += ring_bytes(tensor.nbytes(), world_size_);
   std::vector<at::Tensor> tensors = {tensor};
   c10d::AllreduceOptions options;
-  options.timeout = deadline_;
-  return guarded(rank_, deadline_, [&] { return Transfer(backend_->allreduce(tensors, options), rank_, deadline_); });
+  options.timeout = timeout_;
+  return guarded(rank_, timeout_, [&] { return Transfer(backend_->allreduce(tensors, options), rank_, timeout_); });
 }
 
 Transfer Wire::start_reduce_scatter(at::Tensor& output, at::Tensor& input) {
   sent_bytes_ += ring_bytes(input.nbytes(), world_size_) / 2;
   c10d::ReduceScatterOptions options;
-  options.timeout = deadline_;
-  return guarded(rank_, deadline_,
-                 [&] { return Transfer(backend_->_reduce_scatter_base(output, input, options), rank_, deadline_); });
+  options.timeout = timeout_;
+  return guarded(rank_, timeout_,
+                 [&] { return Transfer(backend_->_reduce_scatter_base(output, input, options), rank_, timeout_); });
 }
 
 }  // namespace octavo

@@ -36,7 +36,7 @@ struct Parcel {
 };
 
 /// Returns a view of the parcel's bytes. `buffer`: uint8, of one dimension.
-OCTAVO_API at::Tensor part_of(const at::Tensor& buffer, const Parcel& parcel);
+OCTAVO_API at::Tensor bytes_of(const at::Tensor& buffer, const Parcel& parcel);
 /// Returns the error's message, without the backtrace that torch adds.
 OCTAVO_API std::string said_by(const std::exception& error);
 
@@ -48,9 +48,9 @@ OCTAVO_API std::vector<Parcel> one_after_another(std::span<const std::uint64_t> 
 class OCTAVO_API Transfer {
  public:
   /// `from`: for an exchange, the addresses at which the bytes of each rank will lie, indexed by rank.
-  Transfer(c10::intrusive_ptr<c10d::Work> work, int rank, std::chrono::milliseconds deadline,
+  Transfer(c10::intrusive_ptr<c10d::Work> work, int rank, std::chrono::milliseconds timeout,
            std::vector<std::uint8_t*> from = {});
-  Transfer(std::unique_ptr<Posting> posting, int rank, std::chrono::milliseconds deadline);
+  Transfer(std::unique_ptr<Posting> posting, int rank, std::chrono::milliseconds timeout);
   ~Transfer();
   Transfer(Transfer&&) noexcept;
   Transfer& operator=(Transfer&&) noexcept;
@@ -65,10 +65,10 @@ class OCTAVO_API Transfer {
   std::unique_ptr<Posting> posting_;
   std::vector<std::uint8_t*> from_;
   int rank_;
-  std::chrono::milliseconds deadline_;
+  std::chrono::milliseconds timeout_;
 };
 
-/// A process group's backend as Octavo uses it: it sends bytes from rank to rank with a deadline, and counts the bytes
+/// A process group's backend as Octavo uses it: it sends bytes from rank to rank with a timeout, and counts the bytes
 /// that were sent.
 ///
 /// Where the back end is a SharedBackend, the bytes to be sent need not be copied: the sender writes them to memory of
@@ -76,14 +76,13 @@ class OCTAVO_API Transfer {
 ///
 /// Exchanges send bytes only (uint8), because Gloo rejects other small types and no transport may add packed bytes. All
 /// ranks must make the same calls in the same order. Throws Error communication where a peer fails (the process group
-/// must then be rebuilt), and Error timeout after the deadline.
+/// must then be rebuilt), and Error timeout after that time.
 class OCTAVO_API Wire {
  public:
   /// `backend` must have a name (getBackendName). `longest_message`: the bytes of the longest message that a rank may
   /// ever send another one; 0: not known yet (set_longest_message()).
-  /// Throws Error invalid_argument without a back end, and for a deadline of 0 or below, which c10d does not wait for.
-  Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds deadline,
-       std::uint64_t longest_message = 0);
+  /// Throws Error invalid_argument without a back end, and for a timeout of 0 or below, which c10d does not wait for.
+  Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout, std::uint64_t longest_message = 0);
   ~Wire();
   Wire(const Wire&) = delete;
   Wire& operator=(const Wire&) = delete;
@@ -137,7 +136,7 @@ class OCTAVO_API Wire {
   SharedBackend* shared_;  // null: the back end is no SharedBackend
   bool is_gloo_;           // exchanges over Gloo are GlooExchanges
   std::vector<c10::intrusive_ptr<GlooExchange>> under_way_;
-  std::chrono::milliseconds deadline_;
+  std::chrono::milliseconds timeout_;
   std::uint64_t longest_message_;
   int rank_, world_size_;
   std::atomic<std::uint64_t> sent_bytes_ = 0;

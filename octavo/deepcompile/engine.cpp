@@ -101,7 +101,7 @@ int Engine::rank() const { return backend().getRank(); }
 // ---- registration
 
 Range Engine::owned(std::uint64_t count) const {
-  return owned_range(count, backend().getRank(), backend().getSize(), Ownership::shares());
+  return owned_range(count, backend().getRank(), backend().getSize(), Ownership::equal_ranges());
 }
 
 void Engine::require_registering(long ds_id, const ParamOptions& options) const {
@@ -185,7 +185,7 @@ std::uint64_t Engine::longest_message() const {
 }
 
 std::unique_ptr<Wire> Engine::new_wire(const c10::intrusive_ptr<c10d::Backend>& backend) const {
-  return std::make_unique<Wire>(backend, options_.deadline, longest_message());
+  return std::make_unique<Wire>(backend, options_.timeout, longest_message());
 }
 
 void Engine::require_params(long graph_id, const std::vector<long>& ds_ids, bool are_whole) const {
@@ -211,11 +211,11 @@ void Engine::make_shared_parts() {
   const std::optional<bool> wanted = use_symm_mem ? true : options_.symmetric_memory;
   auto of_gradients = options_.gradient_backend;
   if (of_gradients) {
-    of_gradients = reach_by_shared_memory(of_gradients, wanted, options_.deadline).backend;
+    of_gradients = reach_by_shared_memory(of_gradients, wanted, options_.timeout).backend;
   }
-  auto reached = reach_by_shared_memory(backend_, wanted, options_.deadline);
+  auto reached = reach_by_shared_memory(backend_, wanted, options_.timeout);
   auto sum = std::make_shared<GradientSum>(new_wire(of_gradients ? of_gradients : reached.backend), options_.plan,
-                                           params_, options_.paging);
+                                           params_, options_.paging, options_.seed);
   auto gather = std::make_shared<ParamGather>(new_wire(reached.backend), param_registry, options_.gather_codec, flags);
   auto fresh = std::make_shared<FreshGather>(gather, param_registry);
   auto buckets = std::make_shared<DoubleBufferedReduceBucket>(bucket_size_, options_.double_buffer, device);

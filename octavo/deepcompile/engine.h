@@ -35,7 +35,7 @@ struct EngineOptions {
   Plan plan = Plan::parse("dense");  // for gradients
   CodecPtr gather_codec = nullptr;   // for parameters that are sent to all ranks; null: they are sent unchanged
   bool double_buffer = true;         // a bucket fills while another one is sent
-  std::chrono::milliseconds deadline = std::chrono::minutes(30);  // for every wait for other ranks
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);  // for every wait for other ranks
   /// Whether ranks send one another bytes through memory that they share. Not given, or true: they do where they can,
   /// which they try together. False: they do not. All ranks give the same.
   std::optional<bool> symmetric_memory = std::nullopt;
@@ -44,6 +44,7 @@ struct EngineOptions {
   /// connection for everything.
   c10::intrusive_ptr<c10d::Backend> gradient_backend = {};
   StatePaging paging = {};  // for what the plan remembers from step to step; ranks may differ
+  std::uint64_t seed = 0;   // for what the plan draws (CompressorOptions)
   Flags flags = {};
 };
 
@@ -61,7 +62,7 @@ struct ParamOptions {
 /// the process group and the engine must be rebuilt.
 ///
 /// Parameters are registered first, then graphs. Each rank owns an equal share of each parameter, in flat order
-/// (Ownership::shares).
+/// (Ownership::equal_ranges).
 class OCTAVO_API Engine {
  public:
   /// Makes an engine without a model; init() gives it one.

@@ -17,7 +17,8 @@ namespace {
 std::vector<ParameterInfo> infos_of(const std::vector<SummedParam>& params) {
   std::vector<ParameterInfo> infos;
   for (const SummedParam& param : params) {
-    infos.push_back({param.name, productDim(param.shape), param.exempt, rows_of(param.shape), Ownership::shares()});
+    infos.push_back(
+        {param.name, productDim(param.shape), param.exempt, rows_of(param.shape), Ownership::equal_ranges()});
   }
   return infos;
 }
@@ -25,11 +26,12 @@ std::vector<ParameterInfo> infos_of(const std::vector<SummedParam>& params) {
 }  // namespace
 
 GradientSum::GradientSum(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<SummedParam> params,
-                         StatePaging paging)
+                         StatePaging paging, std::uint64_t seed)
     : params_(std::move(params)) {
   for (std::size_t i = 0; i < params_.size(); ++i) indices_.emplace(params_[i].id, i);
-  compressor_ = std::make_unique<Compressor>(std::move(wire), plan, infos_of(params_), Collective::reduce_to_owners,
-                                             /*shards=*/nullptr, /*host=*/nullptr, std::move(paging));
+  compressor_ = std::make_unique<Compressor>(
+      std::move(wire), plan, infos_of(params_),
+      CompressorOptions{.collective = Collective::reduce_to_owners, .paging = std::move(paging), .seed = seed});
 }
 
 std::size_t GradientSum::index_of(long id) const {
@@ -41,7 +43,7 @@ std::size_t GradientSum::index_of(long id) const {
 
 Range GradientSum::owned(long id) const {
   const std::uint64_t count = productDim(params_[index_of(id)].shape);
-  return owned_range(count, compressor_->rank(), compressor_->world_size(), Ownership::shares());
+  return owned_range(count, compressor_->rank(), compressor_->world_size(), Ownership::equal_ranges());
 }
 
 void GradientSum::begin_pass() {
@@ -84,7 +86,7 @@ std::vector<ReduceTask> GradientSum::receive() {
   std::unique_ptr<Compressor::Job> job = std::move(job_);
   while_doing([&] { return doing(); },
               [&] {
-                for (int next = 1; next < Compressor::transfers(*job); ++next) compressor_->advance(*job);
+                while (Compressor::is_to_advance(*job)) compressor_->advance(*job);
                 compressor_->finish(std::move(job));
               });
   return std::exchange(sent_, {});

@@ -26,12 +26,13 @@ struct SummedParam {
 };
 
 /// Averages an engine's gradients by a plan, at the ranks that own their parts. Each rank owns an equal share of every
-/// parameter, in its flat order (Ownership::shares). Not thread-safe; all ranks make the calls in the same order, with
-/// the same parameters. Throws what Compressor throws.
+/// parameter, in its flat order (Ownership::equal_ranges). Not thread-safe; all ranks make the calls in the same order,
+/// with the same parameters. Throws what Compressor throws.
 class OCTAVO_API GradientSum {
  public:
-  /// `paging` is for what the plan remembers.
-  GradientSum(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<SummedParam> params, StatePaging paging = {});
+  /// `paging` is for what the plan remembers, `seed` for what it draws (CompressorOptions).
+  GradientSum(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<SummedParam> params, StatePaging paging = {},
+              std::uint64_t seed = 0);
 
   /// Returns the range that this rank owns of a parameter. Throws Error invalid_argument for an id that is none of
   /// these.

@@ -114,7 +114,7 @@ at::Tensor ParamGather::make_room(const DSParam& param, at::ScalarType dtype) co
   at::Tensor whole = is_kept ? registry_->getGatheredParam(id)
                              : at::empty(param.getShape(), at::dtype(dtype).device(param.getDevice()));
   const auto count = static_cast<std::uint64_t>(whole.numel());
-  const Range own = owned_range(count, wire_->rank(), wire_->world_size(), Ownership::shares());
+  const Range own = owned_range(count, wire_->rank(), wire_->world_size(), Ownership::equal_ranges());
   if (static_cast<std::uint64_t>(shard.numel()) < own.count) {
     fail(ErrorCode::invalid_argument, kOfGather, "expected a shard of parameter ", id, " with ", own.count,
          " elements, which rank ", wire_->rank(), " of ", wire_->world_size(), " owns of [",
@@ -129,7 +129,7 @@ Contribution ParamGather::contribution(const at::Tensor& whole) const {
   if (!codec_ && whole.scalar_type() == at::kDouble) return halves_of_doubles(whole);
   const Codec& exact = exact_coding(whole.scalar_type());
   Contribution all = GatherShards::tensor(whole.mutable_data_ptr(), static_cast<std::uint64_t>(whole.numel()),
-                                          whole.scalar_type(), codec_ ? *codec_ : exact, Ownership::shares());
+                                          whole.scalar_type(), codec_ ? *codec_ : exact, Ownership::equal_ranges());
   if (wire_->world_size() == 1) all.up = all.down = &exact;  // nothing is sent, and nothing is left out
   return all;
 }

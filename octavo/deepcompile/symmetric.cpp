@@ -32,23 +32,23 @@ SymmetricMemoryPtr workspace_of_torch(const std::string& group_name, c10::Device
 }
 
 /// Returns the ranks that share the host's memory. One rank alone shares it with itself.
-HostRanks::Met ranks_of(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds deadline) {
+HostRanks::Met ranks_of(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds timeout) {
   if (auto* const shared = dynamic_cast<SharedBackend*>(backend.get())) return {shared->ranks(), ""};
   if (backend->getSize() > 1) return {nullptr, "they are on several hosts, or symmetric_memory=False was set"};
-  Wire wire(backend, deadline);
-  return HostRanks::meet(wire, deadline);
+  Wire wire(backend, timeout);
+  return HostRanks::meet(wire, timeout);
 }
 
 }  // namespace
 
 SymmetricMemoryPtr make_symmetric_memory(const c10::intrusive_ptr<c10d::Backend>& backend,
                                          const std::string& group_name, c10::Device device, std::int64_t size,
-                                         std::chrono::milliseconds deadline) {
+                                         std::chrono::milliseconds timeout) {
   if (size < 1) fail(ErrorCode::invalid_argument, kOfWorkspace, "expected at least 1 byte, got ", size);
   if (!device.is_cpu()) return workspace_of_torch(group_name, device, size);
-  const HostRanks::Met met = ranks_of(backend, deadline);
+  const HostRanks::Met met = ranks_of(backend, timeout);
   if (!met.ranks) fail(ErrorCode::unsupported, kOfWorkspace, "the ranks share no memory: ", met.why_not);
-  return c10::make_intrusive<SharedSymmetricMemory>(met.ranks, static_cast<std::uint64_t>(size), deadline);
+  return c10::make_intrusive<SharedSymmetricMemory>(met.ranks, static_cast<std::uint64_t>(size), timeout);
 }
 
 // ---- functions of the engine
@@ -58,15 +58,15 @@ SymmetricMemoryPtr Engine::getSymmMemWorkspace(std::int64_t size) {
     fail(ErrorCode::invalid_argument, kOfWorkspace, "ranks share memory from the first graph on: register one");
   const c10::Device device = param_registry->getParam(params_.front().id).getDevice();
   const std::string name = device.is_cpu() ? "" : process_group->getGroupName();
-  return make_symmetric_memory(backend_, name, device, size, options_.deadline);
+  return make_symmetric_memory(backend_, name, device, size, options_.timeout);
 }
 
 void Engine::lazy_init_symm_memory() {
   if (symm_mem || !use_symm_mem) return;
   std::uint64_t largest = 1;
   for (const SummedParam& param : params_) {
-    const std::uint64_t share = Ownership::shares().share(productDim(param.shape), backend_->getSize());
-    largest = std::max(largest, share * c10::elementSize(param_registry->getParam(param.id).getDtype()));
+    const std::uint64_t size = Ownership::equal_ranges().range_size(productDim(param.shape), backend_->getSize());
+    largest = std::max(largest, size * c10::elementSize(param_registry->getParam(param.id).getDtype()));
   }
   symm_mem = getSymmMemWorkspace(static_cast<std::int64_t>(largest));
 }

@@ -24,6 +24,6 @@ using SymmetricMemoryPtr = c10::intrusive_ptr<c10d::symmetric_memory::SymmetricM
 /// of that name. Throws Error unsupported where there is none, Error invalid_argument for less than a byte.
 OCTAVO_API SymmetricMemoryPtr make_symmetric_memory(const c10::intrusive_ptr<c10d::Backend>& backend,
                                                     const std::string& group_name, c10::Device device,
-                                                    std::int64_t size, std::chrono::milliseconds deadline);
+                                                    std::int64_t size, std::chrono::milliseconds timeout);
 
 }  // namespace octavo::dc

@@ -8,8 +8,8 @@
 #include "octavo/device/dispatch.h"
 #include "octavo/device/own_values.h"
 #include "octavo/kernels/error.h"
-#include "octavo/kernels/reference/step_blocks.h"
 #include "octavo/kernels/round_up.h"
+#include "octavo/kernels/state_block.h"
 #include "octavo/optim/flat.h"
 
 namespace octavo {
@@ -76,8 +76,7 @@ void encode_state_(const at::Tensor& values, at::Tensor& codes, at::Tensor& scal
   const at::Tensor floats = with_own_values(values.to(at::kCPU, at::kFloat)).contiguous();
   at::Tensor host_codes = codes.cpu(), host_scales = scales.cpu();
   const StateView view = {host_codes.mutable_data_ptr<std::uint8_t>(), host_scales.mutable_data_ptr<float>(), format};
-  const auto encode =
-      code.is_signed ? encode_blocks<reference::MomentumBlock> : encode_blocks<reference::VarianceBlock>;
+  const auto encode = code.is_signed ? encode_blocks<MomentumBlock> : encode_blocks<VarianceBlock>;
   encode(floats.const_data_ptr<float>(), view, values.numel());
   if (!codes.is_cpu()) codes.copy_(host_codes);
   if (!scales.is_cpu()) scales.copy_(host_scales);
@@ -90,8 +89,7 @@ at::Tensor decode_state(const at::Tensor& codes, const at::Tensor& scales, std::
   at::Tensor host_codes = codes.cpu(), host_scales = scales.cpu();
   const StateView view = {host_codes.data_ptr(), host_scales.data_ptr<float>(), format};
   at::Tensor values = at::empty({count}, at::TensorOptions().dtype(at::kFloat));
-  const auto decode =
-      code.is_signed ? decode_blocks<reference::MomentumBlock> : decode_blocks<reference::VarianceBlock>;
+  const auto decode = code.is_signed ? decode_blocks<MomentumBlock> : decode_blocks<VarianceBlock>;
   decode(view, values.mutable_data_ptr<float>(), count);
   return values.to(codes.device());
 }

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "octavo/comm/schedule/gradient_power.h"
 #include "octavo/device/dispatch.h"
+#include "octavo/device/finite.h"
 #include "octavo/device/host_alias.h"
 #include "octavo/kernels/error.h"
 #include "octavo/kernels/round_up.h"
@@ -94,8 +94,8 @@ Fragment::Fragment(const std::vector<OuterParameter>& parameters, std::vector<Fr
                    std::unique_ptr<Wire> wire, const Plan& plan, std::uint64_t seed, bool has_momentum)
     : parameters_(parameters),
       parts_(std::move(parts)),
-      compressor_(std::make_unique<Compressor>(std::move(wire), plan.coding_own(), infos_of(parameters_, parts_))) {
-  compressor_->set_seed(seed);
+      compressor_(std::make_unique<Compressor>(std::move(wire), plan.coding_own(), infos_of(parameters_, parts_),
+                                               CompressorOptions{.seed = seed})) {
   std::int64_t count = 0;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     offsets_.push_back(count);
@@ -206,9 +206,8 @@ void Fragment::end_round(rules::OuterStep step) {
 void Fragment::require_in_range(std::size_t part, const at::Tensor& mine) const {
   if (all_finite(mine)) return;
   fail(ErrorCode::invalid_argument, kOfFragment, "the anchor of ", parameters_[parts_[part].parameter].name,
-       " has left the range of ", toString(mine.scalar_type()),
-       ", so that no rank can go on from it: train with parameters in bfloat16 or float32, or a smaller learning "
-       "rate");
+       " has left the range of ", toString(mine.scalar_type()), ", so that no rank can continue from it: train with ",
+       mine.scalar_type() == at::kFloat ? "" : "parameters in bfloat16 or float32, or ", "a smaller learning rate");
 }
 
 /// Moves the anchor and `values`, this rank's own, for one piece of a part.

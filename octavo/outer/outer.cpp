@@ -21,10 +21,10 @@ namespace octavo {
 
 namespace {
 
-constexpr const char* kWhere = "outer.Outer";
+constexpr const char* kOfOuter = "outer.Outer";
 
-void require(const OuterOptions& options) {
-  const auto refuse = [](auto... why) { fail(ErrorCode::invalid_argument, kWhere, why...); };
+void require_options(const OuterOptions& options) {
+  const auto refuse = [](auto... why) { fail(ErrorCode::invalid_argument, kOfOuter, why...); };
   if (options.every == 0) refuse("every must be at least 1 step");
   if (options.delay >= options.every) {
     refuse("a round must arrive before the next one is sent: delay must be below every, got ", options.delay, " of ",
@@ -43,32 +43,35 @@ void require(const OuterOptions& options) {
   }
 }
 
-void require(const std::vector<OuterParameter>& parameters) {
-  if (parameters.empty()) fail(ErrorCode::invalid_argument, kWhere, "the model has no parameters that are trained");
+void require_parameters(const std::vector<OuterParameter>& parameters) {
+  if (parameters.empty()) fail(ErrorCode::invalid_argument, kOfOuter, "the model has no parameters that are trained");
   for (const OuterParameter& parameter : parameters) {
     if (parameter.tensor.defined()) continue;
-    fail(ErrorCode::invalid_argument, kWhere, "expected a tensor for ", parameter.name, ", got an undefined one");
+    fail(ErrorCode::invalid_argument, kOfOuter, "expected a tensor for ", parameter.name, ", got an undefined one");
   }
   const c10::Device device = parameters[0].tensor.device();
   kernels_for(device);
   std::set<std::string_view> names;
   for (const auto& [name, tensor, exempt, layout] : parameters) {
     if (!at::isFloatingType(tensor.scalar_type()) || !tensor.is_non_overlapping_and_dense()) {
-      fail(ErrorCode::invalid_argument, kWhere, name, " is ", toString(tensor.scalar_type()), " with strides ",
-           tensor.strides(), ": parameters must be real floating numbers in dense memory");
+      fail(ErrorCode::invalid_argument, kOfOuter, name, " is ", toString(tensor.scalar_type()), " with strides ",
+           tensor.strides(),
+           ": parameters must be real floating numbers in dense memory; keep a complex one as a real one of twice the "
+           "size ",
+           "and look at it by torch.view_as_complex");
     }
     if (!names.insert(name).second) {
-      fail(ErrorCode::invalid_argument, kWhere, "two parameters have the name ", name, ": states are kept by name");
+      fail(ErrorCode::invalid_argument, kOfOuter, "two parameters have the name ", name, ": states are kept by name");
     }
     if (tensor.device() == device) continue;
-    fail(ErrorCode::unsupported, kWhere, "all parameters must be on one device: ", name, " is on ",
+    fail(ErrorCode::unsupported, kOfOuter, "all parameters must be on one device: ", name, " is on ",
          tensor.device().str(), ", ", parameters[0].name, " on ", device.str());
   }
 }
 
-void require(const Plan& plan, double mix) {
+void require_plan_fits(const Plan& plan, double mix) {
   const auto refuse = [&](auto... why) {
-    fail(ErrorCode::invalid_argument, kWhere, "the plan ", plan.text(), " ", why...);
+    fail(ErrorCode::invalid_argument, kOfOuter, "the plan ", plan.text(), " ", why...);
   };
   if (plan.choices) refuse("measures the exchanges of every step: name the plan of rounds, such as sign+ef");
   if (plan.votes()) refuse("keeps no magnitudes, and rounds need them: use sign+ef");
@@ -113,17 +116,17 @@ Plan of_fragment(Plan plan, const std::vector<OuterParameter>& parameters, const
 
 }  // namespace
 
-Outer::Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds deadline, const Plan& plan,
+Outer::Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds timeout, const Plan& plan,
              std::vector<OuterParameter> parameters, const OuterOptions& options, std::uint64_t seed)
-    : parameters_(std::move(parameters)), options_(options), wire_(backend, deadline) {
+    : parameters_(std::move(parameters)), options_(options), wire_(backend, timeout) {
   require(plan, parameters_, options_);
-  require_same_on_all(wire_, digest_of(plan, parameters_, options_, seed), kWhere,
+  require_same_on_all(wire_, digest_of(plan, parameters_, options_, seed), kOfOuter,
                       "have other options, another plan, seed or model: give all ranks the same");
   auto fragments = cut_into_fragments(parameters_, options_.fragments);
   for (std::size_t f = 0; f < fragments.size(); ++f) {
     // each fragment draws other bits; those of a model in one piece are those of the seed
     const std::uint64_t own_seed = f == 0 ? seed : rules::derive_key(seed, f);
-    auto wire = std::make_unique<Wire>(backend, deadline);
+    auto wire = std::make_unique<Wire>(backend, timeout);
     const Plan its_plan = of_fragment(plan, parameters_, fragments[f]);
     rounds_.emplace_back().fragment = std::make_unique<Fragment>(parameters_, std::move(fragments[f]), std::move(wire),
                                                                  its_plan, own_seed, options_.has_momentum());
@@ -133,12 +136,12 @@ Outer::Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::mill
 
 Outer::~Outer() = default;
 
-void Outer::require_plan(const Plan& plan, double mix) { octavo::require(plan, mix); }
+void Outer::require_plan(const Plan& plan, double mix) { require_plan_fits(plan, mix); }
 
 void Outer::require(const Plan& plan, const std::vector<OuterParameter>& parameters, const OuterOptions& options) {
-  octavo::require(options);
-  octavo::require(parameters);
-  octavo::require(plan, options.mix);
+  require_options(options);
+  require_parameters(parameters);
+  require_plan_fits(plan, options.mix);
   std::vector<std::string> compressed;
   for (const OuterParameter& parameter : parameters) {
     if (!parameter.exempt) compressed.push_back(parameter.name);

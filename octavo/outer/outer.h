@@ -62,7 +62,7 @@ class OCTAVO_API Outer {
   /// must be the same on all ranks: they are the first anchor. Throws Error communication where ranks differ in the
   /// options, the plan, the seed or the parameters' names and sizes, Error invalid_argument for options, parameters or
   /// a plan that make no sense, and Error unsupported for a device without kernels.
-  Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds deadline, const Plan& plan,
+  Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds timeout, const Plan& plan,
         std::vector<OuterParameter> parameters, const OuterOptions& options, std::uint64_t seed = 0);
   ~Outer();
 
@@ -155,8 +155,9 @@ class OCTAVO_API Outer {
   void or_fail_for_good(const Body& body);
   void gather(Tensors& into, const std::string& role, const Fragment::Views& views) const;
   void require_fits(const Tensors& own, const std::vector<Position>& positions) const;
+  using LoadState = std::function<void(std::size_t fragment, Compressor& compressor, CompressorState state)>;
   void load_with(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps,
-                 const std::function<void(std::size_t fragment, Compressor& compressor)>& load_state);
+                 const LoadState& load_state);
   void restore(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps);
   void scatter(const Tensors& from, const std::string& role, const Fragment::Views& views) const;
   Tensors owed_in_values(const std::vector<Tensors>& world, const std::vector<Position>& positions, int rank) const;

@@ -73,7 +73,7 @@ std::map<std::string, at::Tensor> Outer::own_state() {
   Tensors all;
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
     wait_for(rounds_[f]);
-    for (const auto& [key, values] : rounds_[f].fragment->compressor().state()) {
+    for (const auto& [key, values] : rounds_[f].fragment->compressor().state().tensors) {
       all[prefix_of(f) + key] = values.clone();
     }
   }
@@ -127,15 +127,16 @@ void Outer::restore(const Tensors& own, const std::vector<Position>& positions, 
       scatter(own, "arrived/", round.fragment->differences());
       round.arrived = Arrival{positions[f].waiting == 1, {}, positions[f].wire_bytes, {}};
     }
-    round.fragment->compressor().set_step(positions[f].rounds);
   }
   steps_ = steps;
 }
 
 void Outer::load(const std::map<std::string, at::Tensor>& own, const std::vector<Position>& positions,
                  std::uint64_t steps) {
-  load_with(own, positions, steps,
-            [&](std::size_t f, Compressor& compressor) { compressor.load_state(below(prefix_of(f), own)); });
+  load_with(own, positions, steps, [&](std::size_t f, Compressor& compressor, CompressorState state) {
+    state.tensors = below(prefix_of(f), own);
+    compressor.load_state(state);
+  });
 }
 
 std::map<std::string, at::Tensor> Outer::load_world(const std::vector<std::map<std::string, at::Tensor>>& world,
@@ -146,10 +147,10 @@ std::map<std::string, at::Tensor> Outer::load_world(const std::vector<std::map<s
          "expected what each rank of a world had, and a rank of it, got ", world.size(), " ranks",
          rank ? c10::str(" and rank ", *rank) : "");
   }
-  load_with(world.front(), positions, steps, [&](std::size_t f, Compressor& compressor) {
-    std::vector<Tensors> residuals;
-    for (const Tensors& of_rank : world) residuals.push_back(below(prefix_of(f), of_rank));
-    compressor.load_state_of(residuals);
+  load_with(world.front(), positions, steps, [&](std::size_t f, Compressor& compressor, CompressorState state) {
+    std::vector<CompressorState> states(world.size(), state);
+    for (std::size_t r = 0; r < world.size(); ++r) states[r].tensors = below(prefix_of(f), world[r]);
+    compressor.load_world(states);
   });
   const bool keeps_owed = rank && wire_.world_size() == 1;  // it sends nothing: what it owed is its own progress
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
@@ -171,18 +172,22 @@ Outer::Tensors Outer::owed_in_values(const std::vector<Tensors>& world, const st
   return all;
 }
 
-/// Loads a state. Where a fragment's residuals do not fit, those of the fragments before it are put back.
+/// Loads a state. `load_state` loads a fragment's residuals into the state that it is given. Where they do not fit,
+/// those of the fragments before it are put back.
 void Outer::load_with(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps,
-                      const std::function<void(std::size_t, Compressor&)>& load_state) {
+                      const LoadState& load_state) {
   throw_if_failed();
   require_fits(own, positions);
-  std::vector<Tensors> before;
+  std::vector<CompressorState> before;
   try {
     for (std::size_t f = 0; f < rounds_.size(); ++f) {
       wait_for(rounds_[f]);
       Compressor& compressor = rounds_[f].fragment->compressor();
       before.push_back(compressor.state());
-      load_state(f, compressor);
+      CompressorState after = before.back();
+      after.tensors.clear();
+      after.step = positions[f].rounds;
+      load_state(f, compressor, std::move(after));
     }
   } catch (...) {
     for (std::size_t f = 0; f < before.size(); ++f) {

@@ -2,8 +2,9 @@
 """Compressed gradients for ``DistributedDataParallel``."""
 
 import os
-import weakref
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,10 +14,11 @@ from torch.optim import Optimizer
 
 from octavo import _C
 from octavo._C import Plan
+from octavo.alive import OwnHook
 from octavo.handle import Handle
 from octavo.handle_state import WHOLE_MODEL
 from octavo.optim.joined import JoinedOptimizer, joined_optimizer, require_no_momentum
-from octavo.parameters import Exempt, exempt_by_name, plain_name, real_numbers, rows_of
+from octavo.parameters import Exempt, Row, exempt_by_name, plain_name, require_kernels, table_of
 from octavo.rendezvous import Rendezvous, require_same_on_all_ranks
 
 
@@ -44,9 +46,8 @@ def compress_ddp(
         joined.require_joinable(plan, parameters.values())
         _require_no_hosts(joined, host_size)
         first_plan = joined.first_plan(plan)
-    exempt_of = exempt_by_name(exempt, parameters)
-    table = [(name, real_numbers(p), exempt_of[name], rows_of(p)) for name, p in parameters.items()]
-    plan.require_rules_fit([name for name, _, is_exempt, _ in table if not is_exempt])
+    table = table_of(parameters, exempt_by_name(exempt, parameters), plan)
+    require_kernels(parameters.values())
     rendezvous = Rendezvous(model.process_group, "ddp.compress", timeout_s)
     require_same_on_all_ranks(
         rendezvous,
@@ -62,18 +63,15 @@ def compress_ddp(
             "number of ranks on a host": host_size,
         },
     )
-    compressor, layout = _compressor(rendezvous, model.process_group, host_size, first_plan, table, timeout_s, paging)
-    compressor.seed = seed
-    handle = Handle(compressor, parameters, model)
-    handle._layout = layout
-    handle._require_kernels()
-    handle._delivered = _register_hook(model, compressor, list(parameters.values()))
-    handle._follow_scaler(model, scaler)
+    setting = dict(timeout_s=timeout_s, paging=paging, seed=seed)
+    compressor, layout = _compressor(rendezvous, model.process_group, host_size, first_plan, table, **setting)
+    delivered = _register_hook(model, compressor, list(parameters.values()))
+    _watch_frozen(model)
+    handle = Handle(
+        compressor, parameters, model, layout=layout, delivered=delivered, optimizer=joined or optimizer, scaler=scaler
+    )
     if joined is not None:
-        handle._joined = weakref.ref(joined)
         joined._join(handle, plan)
-    elif optimizer is not None:
-        handle._other_optimizer = weakref.ref(optimizer)
     return handle
 
 
@@ -113,6 +111,27 @@ def _register_hook(
         ) from error
 
 
+def _watch_frozen(model: DistributedDataParallel) -> None:
+    """Warns once where a parameter that is frozen now no longer is in a forward pass: DDP averages no gradient of
+    it."""
+    frozen = {plain_name(name): p for name, p in model.module.named_parameters() if not p.requires_grad}
+
+    def warn_of_unfrozen(*_: object) -> None:
+        name = next((name for name, parameter in frozen.items() if parameter.requires_grad), None)
+        if name is None:
+            return
+        frozen.clear()
+        warnings.warn(
+            f"[ddp.compress] {name} was frozen when the model was wrapped, and is no longer: its gradients are not "
+            f"averaged, and ranks will differ in it. Call requires_grad_(True) before DistributedDataParallel and "
+            f"octavo.compress",
+            stacklevel=2,
+        )
+
+    if frozen:
+        model.register_forward_pre_hook(OwnHook(warn_of_unfrozen))
+
+
 def _host_size(ranks_per_host: int | str | None, group: dist.ProcessGroup) -> int:
     """Returns how many of the group's ranks share a host: 1 where ``ranks_per_host`` is None, 0 where ``"auto"`` finds
     that hosts differ."""
@@ -150,14 +169,12 @@ def _compressor(
     group: dist.ProcessGroup,
     host_size: int,
     plan: Plan,
-    table: list[tuple[str, int, bool, int]],
-    timeout_s: float,
-    paging: "_C.StatePaging",
+    table: list[Row],
+    **setting: Any,
 ) -> tuple["_C.Compressor", str]:
-    """Returns this rank's compressor, and the layout of its states: what the ranks hold copies of
-    (``Handle._layout``)."""
+    """Returns this rank's compressor, and the layout of its states (``Handle``)."""
     if host_size == 1:
-        return _C.Compressor(rendezvous.connect(), plan, table, timeout_s, paging), WHOLE_MODEL
+        return _C.Compressor(rendezvous.connect(), plan, table, **setting), WHOLE_MODEL
     if host_size == 0 or group.size() % host_size:
         found = f"{host_size}, and {group.size()} ranks make no hosts of {host_size}" if host_size else "'auto'"
         raise ValueError(
@@ -168,4 +185,4 @@ def _compressor(
     between = rendezvous.connect(range(place, group.size(), host_size))
     in_host = rendezvous.connect(range(host * host_size, (host + 1) * host_size))
     layout = f"part {place} of {host_size} of the model on each host"
-    return _C.host_compressor(between, in_host, plan, table, timeout_s, paging), layout
+    return _C.host_compressor(between, in_host, plan, table, **setting), layout

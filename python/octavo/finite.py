@@ -10,10 +10,12 @@ from torch import Tensor
 
 
 def all_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Returns a boolean tensor on the device of the tensors: whether all values of all of them are finite. It is True
-    where there are no values.
+    """Returns a boolean tensor on the device of the first one: whether all values of all tensors, which may be on
+    several devices, are finite. It is True where there are no values.
 
     The least and the greatest value of a tensor are NaN where any value is, and are found at the speed of memory.
     """
     bounds = [bound for tensor in tensors if tensor.numel() for bound in torch.aminmax(tensor)]
-    return torch.isfinite(torch.stack(bounds)).all() if bounds else torch.tensor(True, device="cpu")
+    if not bounds:
+        return torch.tensor(True, device="cpu")
+    return torch.isfinite(torch.stack([bound.to(bounds[0]) for bound in bounds])).all()

@@ -10,6 +10,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,7 @@ from octavo._C import Plan
 from octavo.alive import OwnHook
 from octavo.handle import Handle
 from octavo.optim.joined import joined_optimizer, require_no_momentum
-from octavo.parameters import Exempt, exempt_by_name, plain_name, rows_of
+from octavo.parameters import Exempt, Row, exempt_by_name, plain_name, require_kernels, table_of
 from octavo.rendezvous import Rendezvous, require_same_on_all_ranks
 
 _compressed: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
@@ -38,12 +39,13 @@ class ShardedHandle(Handle):
         compressor: "_C.Compressor",
         parameters: dict[str, DTensor],
         model: nn.Module,
-        layout: str,
         unmovable: Sequence[str],
+        **more: Any,
     ):
-        super().__init__(compressor, parameters, model)
-        self._layout = layout
-        self._unmovable = unmovable  # names of parameters sharded by another dimension than the first
+        """``unmovable``: names of parameters sharded by another dimension than the first. ``more``: as in
+        ``Handle``."""
+        super().__init__(compressor, parameters, model, **more)
+        self._unmovable = unmovable
         weakref.finalize(self, _end_last_step, compressor)
 
     def set_momentum(self, momenta: object, beta: float) -> None:
@@ -58,14 +60,14 @@ class ShardedHandle(Handle):
             "DistributedDataParallel alone: with FSDP2 use another optimizer and a plan for gradients, such as int4+ef"
         )
 
-    def _load_world(self, tensors: list[dict[str, Tensor]], of_momenta: bool) -> None:
+    def _load_world(self, states: list["_C.CompressorState"]) -> None:
         if self._unmovable:
             raise ValueError(
                 f"[fsdp.load_state_dict] {self._unmovable[0]} is not sharded by its first dimension, and the residuals "
-                f"of such parameters are not redistributed over another number of ranks: resume on {len(tensors)} "
+                f"of such parameters are not redistributed over another number of ranks: resume on {len(states)} "
                 f"ranks, or start with an empty state"
             )
-        super()._load_world(tensors, of_momenta)
+        super()._load_world(states)
 
 
 def _end_last_step(compressor: "_C.Compressor") -> None:
@@ -155,20 +157,16 @@ def compress_fsdp(
     groups = [group for group in _parameter_groups(model) if group.parameters]
     parameters = {names[p]: p for group in groups for p in group.parameters}
     shards = _shard_group(parameters)
-    exempt_of = exempt_by_name(exempt, parameters, "fsdp.compress")
-    table = [
-        (name, sent.numel(), exempt_of[name], rows_of(sent))
-        for name, p in parameters.items()
-        for sent in [p if replicas is None else p.to_local()]
-    ]
-    plan.require_rules_fit([name for name, _, exempts, _ in table if not exempts])
+    sent = {name: p if replicas is None else p.to_local() for name, p in parameters.items()}
+    table = table_of(sent, exempt_by_name(exempt, parameters, "fsdp.compress"), plan)
+    require_kernels(parameters.values())
     meetings = {
         group: Rendezvous(group, "fsdp.compress", timeout_s) for group in (replicas, shards) if group is not None
     }
     agreed = {
         "plan": str(plan),
         "use of a GradScaler": scaler is not None,
-        "exempt parameters": [name for name, _, exempts, _ in table if exempts],
+        "exempt parameters": [name for name, _, is_exempt, _ in table if is_exempt],
         "model": [(name, tuple(p.shape), p.placements) for name, p in parameters.items()],
         "parameter groups": [[names[p] for p in group.parameters] for group in groups],
         "use of replicas": replicas is not None,
@@ -176,16 +174,12 @@ def compress_fsdp(
     }
     for group, meeting in meetings.items():
         require_same_on_all_ranks(meeting, group.rank(), agreed, "fsdp.compress")
-    compressor, layout = _compressor(meetings, replicas, shards, plan, table, parameters.values(), timeout_s, paging)
-    compressor.seed = seed
-    unmovable = [name for name, p in parameters.items() if _shard_dim(p) != 0 and replicas is None]
-    handle = ShardedHandle(compressor, parameters, model, layout, unmovable)
-    handle._other_optimizer = None if optimizer is None else weakref.ref(optimizer)
-    handle._require_kernels()
+    setting = dict(timeout_s=timeout_s, paging=paging, seed=seed)
+    compressor, layout = _compressor(meetings, replicas, shards, plan, table, parameters.values(), **setting)
     _attach(model, compressor, groups, list(parameters.values()), shards.size(), has_replicas=replicas is not None)
-    handle._follow_scaler(model, scaler)
     _compressed.add(model)
-    return handle
+    unmovable = [name for name, p in parameters.items() if _shard_dim(p) != 0 and replicas is None]
+    return ShardedHandle(compressor, parameters, model, unmovable, layout=layout, optimizer=optimizer, scaler=scaler)
 
 
 def _compressor(
@@ -193,18 +187,17 @@ def _compressor(
     replicas: dist.ProcessGroup | None,
     shards: dist.ProcessGroup,
     plan: Plan,
-    table: list[tuple[str, int, bool, int]],
+    table: list[Row],
     parameters: Iterable[DTensor],
-    timeout_s: float,
-    paging: "_C.StatePaging",
+    **setting: Any,
 ) -> tuple["_C.Compressor", str]:
-    """Returns this rank's compressor, and the layout of its states (``Handle._layout``)."""
+    """Returns this rank's compressor, and the layout of its states (``Handle``)."""
     if replicas is None:
         rows = [_row(p) for p in parameters]
-        return _C.shard_compressor(meetings[shards].connect(), plan, table, rows, timeout_s, paging), "shards"
+        return _C.shard_compressor(meetings[shards].connect(), plan, table, rows, **setting), "shards"
     backends = meetings[replicas].connect(), meetings[shards].connect()
     layout = f"replicas of shard {shards.rank()} of {shards.size()}"
-    return _C.replica_compressor(*backends, plan, table, timeout_s, paging), layout
+    return _C.replica_compressor(*backends, plan, table, **setting), layout
 
 
 def _attach(
@@ -217,7 +210,7 @@ def _attach(
     has_replicas: bool,
 ) -> None:
     index = {parameter: i for i, parameter in enumerate(parameters)}
-    hook = _C.FsdpHook(compressor, [[(index[p], _share(p, shards)) for p in group.parameters] for group in groups])
+    hook = _C.FsdpHook(compressor, [[(index[p], _shard_size(p, shards)) for p in group.parameters] for group in groups])
     for number, group in enumerate(groups):
         for module in group.modules:
             try:
@@ -315,7 +308,7 @@ def _row(parameter: DTensor) -> int:
     return max(1, parameter.numel() // max(1, parameter.shape[0]))
 
 
-def _share(parameter: DTensor, shards: int) -> int:
+def _shard_size(parameter: DTensor, shards: int) -> int:
     """Returns the number of elements of a rank's shard in FSDP2's flat tensors, padding included. It is equal for all
     ranks."""
     row = _row(parameter)

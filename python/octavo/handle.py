@@ -4,9 +4,9 @@
 import logging
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from json import dumps
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,18 @@ from octavo import _C
 from octavo._C import Plan
 from octavo.alive import OwnHook
 from octavo.handle_momenta import SendsMomenta
-from octavo.handle_state import SCHEMA, WHOLE_MODEL, State, require_memory_orders, states_of_one_run, tensors_of
-from octavo.optim.clipping import require_max_norm
+from octavo.handle_state import (
+    SCHEMA,
+    WHOLE_MODEL,
+    State,
+    compressor_state_of,
+    require_memory_orders,
+    states_of_one_run,
+)
+from octavo.optim.clipping import clip_factor, require_max_norm
 from octavo.optim.joined import JoinedOptimizer, require_no_momentum
 from octavo.optim.shards import gathered
-from octavo.parameters import memory_orders
+from octavo.parameters import memory_orders, require_kernels
 from octavo.plan import as_plan
 
 _log = logging.getLogger("octavo")
@@ -35,18 +42,39 @@ class Handle(SendsMomenta):
     what ``loco`` owes. Velocities of ``dgc`` and estimates of ``ef21`` and ``econtrol`` are in float32.
     """
 
-    _layout = WHOLE_MODEL
+    def __init__(
+        self,
+        compressor: "_C.Compressor",
+        parameters: Mapping[str, nn.Parameter],
+        model: nn.Module,
+        *,
+        layout: str = WHOLE_MODEL,
+        delivered: Callable[[], int] = lambda: 0,
+        optimizer: Optimizer | None = None,
+        scaler: "torch.amp.GradScaler | None" = None,
+    ):
+        """``layout``: what the ranks whose states go together hold copies of. ``delivered``: returns how many backward
+        passes' averages a hook of DDP has delivered. ``optimizer`` and ``scaler``: those of ``octavo.compress``."""
+        super().__init__(compressor, parameters, delivered, scaler)
+        self._model = model  # whose hooks exchange gradients: it lives as long as the handle
+        self._layout = layout
+        self._given = None if optimizer is None else weakref.ref(optimizer)  # it may refer to the handle
+        if scaler is not None:  # the hook refers to no handle, which refers to the model
+            model.register_forward_pre_hook(OwnHook(lambda *_: compressor.set_gradient_scale(scaler.get_scale())))
 
-    def __init__(self, compressor: "_C.Compressor", parameters: Mapping[str, nn.Parameter], ddp: nn.Module):
-        super().__init__(compressor, parameters)
-        self._ddp = ddp
-        self._joined: weakref.ref[JoinedOptimizer] | None = None  # the optimizer refers to the handle, too
-        # the optimizer that was passed, where it is not joined
-        self._other_optimizer: weakref.ref[Optimizer] | None = None
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("[handle.Handle] a handle has connections, which no copy can have: save state_dict()")
 
     @property
-    def _optimizer(self) -> JoinedOptimizer | None:
-        return None if self._joined is None else self._joined()
+    def _optimizer(self) -> Optimizer | None:
+        """The optimizer that ``octavo.compress`` was given."""
+        return None if self._given is None else self._given()
+
+    @property
+    def _joined(self) -> JoinedOptimizer | None:
+        """The same, if it decides what is sent."""
+        optimizer = self._optimizer
+        return optimizer if isinstance(optimizer, JoinedOptimizer) else None
 
     @property
     def plan(self) -> Plan:
@@ -58,17 +86,17 @@ class Handle(SendsMomenta):
         """Changes the plan from the next backward pass on. Call it with the same plan on all ranks. Raises ValueError
         where the joined optimizer chooses the plan by its phases, or cannot work with this plan."""
         plan = as_plan(plan)
-        if self._optimizer is not None:
-            if self._optimizer.chooses_plans:
+        joined = self._joined
+        if joined is None:
+            require_no_momentum(self._optimizer, plan, "handle.set_plan")
+        else:
+            if joined.chooses_plans:
                 raise ValueError(
-                    f"[handle.set_plan] the plan of this handle follows the phases of its "
-                    f"{type(self._optimizer).__name__}: choose them by its warmup_plan and by the plan of "
-                    f"octavo.compress"
+                    f"[handle.set_plan] the plan of this handle follows the phases of its {type(joined).__name__}: "
+                    f"choose them by its warmup_plan and by the plan of octavo.compress"
                 )
-            self._optimizer.require_plan(plan)
-        if self._other_optimizer is not None:
-            require_no_momentum(self._other_optimizer(), plan, "handle.set_plan")
-        self._require_kernels()
+            joined.require_plan(plan)
+        require_kernels(self.parameters)
         self._compressor.set_plan(plan)
 
     def stats(self) -> dict[str, Any]:
@@ -139,8 +167,10 @@ class Handle(SendsMomenta):
         return tuple(self._parameters.values())
 
     def state_dict(self) -> dict[str, Tensor | int | float | str]:
-        """Returns this rank's state: a flat dict of tensors, numbers and strings. The tensors are copies."""
-        residuals = {key: values.clone() for key, values in self._compressor.state().items()}
+        """Returns this rank's state: a flat dict of tensors, numbers and strings. The tensors are copies. Call it
+        after the optimizer's step: what the last backward pass has left out is then kept for good."""
+        kept = self._compressor.state()
+        tensors = {key: values.clone() for key, values in kept.tensors.items()}
         state: dict[str, Tensor | int | float | str] = {
             "schema": SCHEMA,
             "plan": str(self.plan),
@@ -148,13 +178,13 @@ class Handle(SendsMomenta):
             "world_size": self._compressor.world_size,
             "layout": self._layout,
             "memory_orders": dumps(memory_orders(self._parameters)),
-            "step": self._compressor.step,
-            "seed": self._compressor.seed,
-            "usual_share": self._compressor.usual_share,
-            "of_momenta": self._compressor.residuals_are_of_momenta,
-            "tensors": len(residuals),
+            "step": kept.step,
+            "seed": kept.seed,
+            "usual_share": kept.usual_clip,
+            "of_momenta": kept.of_momenta,
+            "tensors": len(tensors),
         }
-        return state | residuals
+        return state | tensors
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
         """Restores residuals, the step and the seed. ``state``: what this rank saved, or a list of what all ranks
@@ -171,35 +201,31 @@ class Handle(SendsMomenta):
         states = states_of_one_run(state, self._layout)
         require_memory_orders(states, self._parameters)
         ours, size = (self._compressor.rank, self._compressor.world_size), int(states[0]["world_size"])
-        tensors = {int(one["rank"]): tensors_of(one) for one in states}
-        follows = self._optimizer is not None and self._optimizer.chooses_plans
+        by_rank = {int(one["rank"]): compressor_state_of(one) for one in states}
+        joined = self._joined
+        follows = joined is not None and joined.chooses_plans
         if not follows and str(self.plan) != states[0]["plan"]:  # before any change: a warning may be an error
             warnings.warn(
                 f"[handle.load_state_dict] the state was saved under plan {states[0]['plan']}; this handle goes on "
                 f"with {self.plan}, call set_plan() for the other",
                 stacklevel=2,
             )
-        of_momenta, step = bool(states[0]["of_momenta"]), max(int(one["step"]) for one in states)
-        seed, usual_share = int(states[0].get("seed", 0)), float(states[0].get("usual_share", 0.0))
-        if size == ours[1] and ours[0] in tensors:
-            self._compressor.load_state(tensors[ours[0]], of_momenta)
-        elif set(tensors) == set(range(size)):
-            self._load_world([tensors[rank] for rank in range(size)], of_momenta)
+        if size == ours[1] and ours[0] in by_rank:
+            self._compressor.load_state(by_rank[ours[0]])
+        elif set(by_rank) == set(range(size)):
+            self._load_world([by_rank[rank] for rank in range(size)])
         else:
             raise ValueError(
                 f"[handle.load_state_dict] this is rank {ours[0]} of {ours[1]}, the state is of rank "
-                f"{next(iter(tensors))} of {size}: load the state that this rank saved, or the list of the states of "
+                f"{next(iter(by_rank))} of {size}: load the state that this rank saved, or the list of the states of "
                 f"all {size} ranks"
             )
-        self._compressor.step = step
-        self._compressor.seed = seed
-        self._compressor.usual_share = usual_share
-        if self._optimizer is not None:
-            self._optimizer._after_load_of_handle()
+        if joined is not None:
+            joined._after_load_of_handle()
 
-    def _load_world(self, tensors: list[dict[str, Tensor]], of_momenta: bool) -> None:
-        """Loads the states of all ranks of another world. ``tensors``: indexed by the rank that saved them."""
-        self._compressor.load_state_of(tensors, of_momenta)
+    def _load_world(self, states: list["_C.CompressorState"]) -> None:
+        """Loads the states of all ranks of another world, indexed by the rank that saved them."""
+        self._compressor.load_world(states)
 
     def gradient_powers(self) -> dict[nn.Parameter, float]:
         """Returns the mean square of each parameter's gradient in the last step, averaged over ranks: the same on all
@@ -224,18 +250,18 @@ class Handle(SendsMomenta):
         below 0.
         """
         require_max_norm(max_norm, "handle.clip_grad_norm_")
-        optimizer = self._optimizer or (None if self._other_optimizer is None else self._other_optimizer())
+        optimizer = self._optimizer
         own = getattr(optimizer, "clip_grad_norm_", None)
         strangers = [] if own is None else self._parameters_without(optimizer)
-        if self._optimizer is not None:  # it has `.grad` of its own kind, and calls scaled_by() itself
+        if self._joined is not None:  # it has `.grad` of its own kind, and calls scaled_by() itself
             if own is None:
                 raise ValueError(
-                    f"[handle.clip_grad_norm_] {type(self._optimizer).__name__} sends updates of its own, whose norm "
-                    f"is not the gradient's: leave the clip out"
+                    f"[handle.clip_grad_norm_] {type(optimizer).__name__} sends updates of its own, whose norm is not "
+                    f"the gradient's: leave the clip out"
                 )
             if strangers:
                 raise ValueError(
-                    f"[handle.clip_grad_norm_] {type(self._optimizer).__name__} clips its own gradients, and lacks "
+                    f"[handle.clip_grad_norm_] {type(optimizer).__name__} clips its own gradients, and lacks "
                     f"{len(strangers)} parameters that other optimizers step, such as {strangers[0]}: call its "
                     f"clip_grad_norm_, and torch.nn.utils.clip_grad_norm_ for the others"
                 )
@@ -248,7 +274,7 @@ class Handle(SendsMomenta):
             if norm.isfinite():
                 torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
         if norm.isfinite():
-            self.scaled_by(min(1.0, max_norm / (norm.item() + 1e-6)))
+            self.scaled_by(float(clip_factor(norm.cpu().double(), max_norm)))
         return norm
 
     def _parameters_without(self, optimizer: Optimizer) -> list[str]:
@@ -265,15 +291,16 @@ class Handle(SendsMomenta):
         that was clipped would come back, step by step, as large as a clip lets it. Where ``factor`` is less than
         half of the usual one, what this backward pass has left out is therefore forgotten; where several passes since
         the last call have sent gradients, all that is owed. The usual factor is the largest of the factors so far,
-        which fade by a tenth in every step. Raises ValueError for a factor outside [0, 1], and for a burst after
-        ``end_step``.
+        which fade by a tenth in every step. Raises ValueError for a factor outside [0, 1], and for a burst where the
+        step has ended: after ``end_step``, or after a call that is made between steps, such as ``state_dict``.
         """
         self._compressor.scale_step(factor)
 
     def drop_gradients(self) -> None:
         """Gives up the last backward pass, which must not have been under ``no_sync``: what feedback remembers is again
         what it was before it, so that nothing of these gradients comes back later. Call it on all ranks, in the place
-        of the optimizer's step. ``.grad`` stays as it is. Raises ValueError after ``end_step`` of a finite step."""
+        of the optimizer's step. ``.grad`` stays as it is. Raises ValueError where a finite step has ended: after
+        ``end_step``, or after a call that is made between steps, such as ``state_dict``."""
         self._compressor.drop_step()
 
     def drop_residuals(self) -> None:
@@ -321,23 +348,10 @@ class Handle(SendsMomenta):
         no momenta."""
         if plan != self.plan:
             what = "momenta" if momenta else "gradients"
-            name = type(self._optimizer).__name__
+            name = type(self._joined).__name__
             _log.info("the joined %s averages %s now: plan %s instead of %s", name, what, plan, self.plan)
         if not momenta:
             self.set_momentum({}, 0.0)
         self._compressor.set_plan(plan)
         if momenta:
             self.set_momentum(momenta, beta)
-
-    def _follow_scaler(self, model: nn.Module, scaler: "torch.amp.GradScaler | None") -> None:
-        if scaler is None:
-            return
-        self._scaler = scaler
-        compressor = self._compressor  # not self, which refers to the model
-        model.register_forward_pre_hook(OwnHook(lambda *_: compressor.set_gradient_scale(scaler.get_scale())))
-
-    def _require_kernels(self) -> None:
-        """Raises NotImplementedError where a parameter's device has no kernels. Every plan needs them, dense too, which
-        measures the powers of gradients."""
-        for parameter in self._parameters.values():
-            _C.require_kernels(parameter)

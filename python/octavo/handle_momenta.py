@@ -14,13 +14,18 @@ from octavo import _C
 class SendsMomenta:
     """The part of ``Handle`` that joined optimizers use, between steps."""
 
-    def __init__(self, compressor: "_C.Compressor", parameters: Mapping[str, nn.Parameter]):
+    def __init__(
+        self,
+        compressor: "_C.Compressor",
+        parameters: Mapping[str, nn.Parameter],
+        delivered: Callable[[], int],
+        scaler: "torch.amp.GradScaler | None",
+    ):
         self._compressor = compressor
         self._parameters = dict(parameters)
-        self._scaler: torch.amp.GradScaler | None = None
+        self._delivered = delivered
+        self._scaler = scaler
         self._guards: list[Any] = []
-        #: Returns how many backward passes' averages have been delivered, where a hook of DDP delivers them.
-        self._delivered: Callable[[], int] = lambda: 0
 
     def set_momentum(self, momenta: Mapping[nn.Parameter, tuple[Tensor, Tensor]], beta: float) -> None:
         """From now on averages ``beta * m + (1 - beta) * P * gradient`` of these parameters instead of gradients.

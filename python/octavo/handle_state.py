@@ -7,6 +7,7 @@ from json import JSONDecodeError, loads
 import torch
 from torch import Tensor
 
+from octavo._C import CompressorState
 from octavo.parameters import memory_orders
 from octavo.plan import is_finite_number, is_whole_number, require_seed
 
@@ -48,12 +49,13 @@ def states_of_one_run(state: State | Sequence[State], layout: str) -> list[State
             f"[handle.load_state_dict] expected the states of all ranks of one world, got ranks {sorted(ranks)} of "
             f"worlds of {', '.join(sorted({str(one['world_size']) for one in states}))} ranks"
         )
-    seeds = {int(one.get("seed", 0)) for one in states}
-    if len(seeds) > 1:
-        raise ValueError(
-            f"[handle.load_state_dict] expected the states of one run, got those of runs with the seeds "
-            f"{', '.join(map(str, sorted(seeds)))}"
-        )
+    for key in ("seed", "step"):
+        found = {int(one.get(key, 0)) for one in states}
+        if len(found) > 1:
+            raise ValueError(
+                f"[handle.load_state_dict] expected states that the ranks of one run saved together, got those of the "
+                f"{key}s {', '.join(map(str, sorted(found)))}"
+            )
     return states
 
 
@@ -97,6 +99,16 @@ def _require_complete(state: State) -> None:
 
 def tensors_of(state: State) -> dict[str, Tensor]:
     return {key: value for key, value in state.items() if isinstance(value, Tensor)}
+
+
+def compressor_state_of(state: State) -> CompressorState:
+    return CompressorState(
+        tensors=tensors_of(state),
+        of_momenta=bool(state["of_momenta"]),
+        step=int(state["step"]),
+        seed=int(state.get("seed", 0)),
+        usual_clip=float(state.get("usual_share", 0.0)),
+    )
 
 
 def require_memory_orders(states: Iterable[State], parameters: Mapping[str, Tensor]) -> None:

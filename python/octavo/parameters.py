@@ -7,8 +7,11 @@ from fnmatch import fnmatchcase
 from torch import Tensor, nn
 
 from octavo import _C
+from octavo._C import Plan
 
 Exempt = Callable[[str, nn.Parameter], bool] | Iterable[str] | None
+#: Name, number of real numbers, whether it is exempt, number of rows.
+Row = tuple[str, int, bool, int]
 
 #: In elements. For smaller parameters scales and latency cost more than compression saves.
 SMALLEST_COMPRESSED = 2048
@@ -66,6 +69,20 @@ def plain_name(name: str) -> str:
     """Returns the name that a parameter has in the module itself, where ``name`` is that in a module wrapped by
     torch.compile."""
     return name.replace("_orig_mod.", "")
+
+
+def require_kernels(parameters: Iterable[Tensor]) -> None:
+    """Raises NotImplementedError where a parameter's device has no kernels. Every plan needs them, dense too, which
+    measures the powers of gradients."""
+    for parameter in parameters:
+        _C.require_kernels(parameter)
+
+
+def table_of(sent: Mapping[str, Tensor], exempt_of: Mapping[str, bool], plan: Plan) -> list[Row]:
+    """Returns what a compressor knows of the parameters, or of a rank's shards, that are ``sent``. Raises ValueError
+    where a rule of the plan fits none that is not exempt."""
+    plan.require_rules_fit([name for name in sent if not exempt_of[name]])
+    return [(name, real_numbers(p), exempt_of[name], rows_of(p)) for name, p in sent.items()]
 
 
 def real_numbers(parameter: Tensor) -> int:

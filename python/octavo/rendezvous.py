@@ -45,11 +45,11 @@ def _require_member(group: dist.ProcessGroup, where: str) -> None:
 
 
 def require_timeout(timeout_s: float, where: str) -> None:
-    """Raises ValueError unless ``timeout_s`` is a number of seconds above 0 and of at most a year, which c10d can
-    count."""
-    if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= _YEAR_S):
+    """Raises ValueError unless ``timeout_s`` is a number of seconds, of at least a millisecond and at most a year, as
+    c10d can count them."""
+    if not (isinstance(timeout_s, int | float) and 0.001 <= timeout_s <= _YEAR_S):
         raise ValueError(
-            f"[{where}] timeout_s must be a number of seconds above 0 and of at most a year, got {timeout_s!r}"
+            f"[{where}] timeout_s must be a number of seconds, of at least 0.001 and at most a year, got {timeout_s!r}"
         )
 
 

@@ -222,9 +222,8 @@ TEST(PinnedMemory, OfADeviceThatTorchLacksIsUnsupported) {
 TEST(CommArguments, WithoutABackendOrRanksAreRefused) {
   EXPECT_TRUE(has(refusal_of([] { Wire(nullptr, std::chrono::seconds(1)); }), "expected a back end of c10d, got none"));
   run_ranks(1, [](const BackendPtr& backend, int) {
-    for (const int deadline : {0, -5}) {
-      EXPECT_TRUE(
-          has(refusal_of([&] { Wire(backend, std::chrono::milliseconds(deadline)); }), "a deadline above 0 ms"));
+    for (const int timeout : {0, -5}) {
+      EXPECT_TRUE(has(refusal_of([&] { Wire(backend, std::chrono::milliseconds(timeout)); }), "a timeout above 0 ms"));
     }
   });
   EXPECT_TRUE(has(refusal_of([] { owned_range(8, 0, 2, Ownership::rows(0)); }), "units of at least 1 element"));
@@ -261,7 +260,7 @@ TEST(CommArguments, ABucketAndItsSlotsFitTheParameters) {
     }
     EXPECT_TRUE(has(refusal_of([&] { compressor.owed(7); }), "expected one of 2 parameters, got number 7"));
     EXPECT_TRUE(has(refusal_of([&] { compressor.has_had(7); }), "[comm.has_had] expected one of 2 parameters"));
-    EXPECT_TRUE(has(refusal_of([&] { compressor.load_state_of({}); }), "the state of at least 1 rank"));
+    EXPECT_TRUE(has(refusal_of([&] { compressor.load_world({}); }), "the state of at least 1 rank"));
     EXPECT_TRUE(has(refusal_of([&] { compressor.set_owed_share(NAN); }), "expected a share from 0 to 1"));
     at::Tensor good = at::ones({count});
     compressor.begin_step();
@@ -280,7 +279,7 @@ TEST(CommArguments, AJobHasAsManyTransfersAsItSays) {
       compressor.set_exchange(exchange);
       compressor.begin_step();
       auto job = compressor.begin(at::ones({kCount}), {{0, 0}});
-      for (int next = 1; next < Compressor::transfers(*job); ++next) compressor.advance(*job);
+      while (Compressor::is_to_advance(*job)) compressor.advance(*job);
       EXPECT_TRUE(has(refusal_of([&] { compressor.advance(*job); }), "call finish()"));
       compressor.finish(std::move(job));
       EXPECT_TRUE(compressor.end_step());

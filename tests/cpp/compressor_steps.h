@@ -6,6 +6,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "octavo/comm/compressor.h"
@@ -31,6 +32,11 @@ inline at::Tensor bucket_of(int rank, int step) {
 inline std::map<std::string, at::Tensor> copy(std::map<std::string, at::Tensor> tensors) {
   for (auto& [name, tensor] : tensors) tensor = tensor.clone();
   return tensors;
+}
+
+inline CompressorState copy(CompressorState state) {
+  state.tensors = copy(std::move(state.tensors));
+  return state;
 }
 
 inline void expect_equal(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b) {

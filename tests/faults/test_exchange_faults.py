@@ -43,4 +43,4 @@ def test_a_rank_that_is_killed_while_its_message_travels_is_told_at_once(tmp_pat
         time.sleep(2)  # both ranks send and receive by now
         os.killpg(ranks[1].pid, signal.SIGKILL)
         said, _ = ranks[0].communicate(timeout=PATIENCE * 20)
-    assert "the connection to a peer failed before the deadline" in said.splitlines()[-1], said
+    assert "an exchange with a peer failed before the end" in said.splitlines()[-1], said

@@ -26,8 +26,8 @@ PackedOwed::Place PackedOwed::open(Versioned& owed, Extent extent, const Contrib
   if (bytes == 0 || !(codec.traits().leaves_error || owed.tensor().defined())) return {};
   const bool begins_anew = repayment_.period != Repayment::kNever && tensor.step % repayment_.period == 0;
   const Place place = {begins_anew ? nullptr : owed.now<std::uint8_t>(device), owed.next<std::uint8_t>(bytes, device)};
-  const std::uint64_t share = tensor.ownership.share(tensor.count, world_size_);
-  if ((tensor.count | share) % 4 != 0) {  // payloads end in padding; zeros there make equal states have equal bytes
+  const std::uint64_t size = tensor.ownership.range_size(tensor.count, world_size_);
+  if ((tensor.count | size) % 4 != 0) {  // payloads end in padding; zeros there make equal states have equal bytes
     elements_at(place.next, at::kByte, bytes, device).zero_();
   }
   return place;

@@ -9,6 +9,7 @@
 #include "octavo/comm/schedule/sparse_sum.h"
 #include "octavo/comm/schedule/stopwatch.h"
 #include "octavo/device/dispatch.h"
+#include "octavo/device/finite.h"
 
 namespace octavo {
 
@@ -53,7 +54,7 @@ Outcome AllReduceSum::finish() {
 
 Outcome AllReduceSum::outcome() const {
   const at::Tensor& gradients = bucket_.gradients;
-  const bool finite = all_finite(gradients.is_sparse() ? gradients._values() : gradients);
+  const bool finite = all_finite(gradients);
   return {finite, powers_.defined() ? mean_powers(powers_, wire_.world_size()) : std::vector<float>()};
 }
 

@@ -61,11 +61,11 @@ struct Contribution {
   bool codes_own = false;
   Ownership ownership = Ownership::even();
   bool owner_keeps_sum = false;  // nothing is sent down
-  /// The values lie in parts of `share` elements, whose starts are `stride` elements apart. The parts are the ranges of
-  /// the owners, where these do not lie one after another.
-  std::uint64_t share = kUncut, stride = kUncut;
+  /// The values lie in runs of `run` elements, whose starts are `stride` elements apart. The runs are the ranges of the
+  /// owners, where these do not lie one after another.
+  std::uint64_t run = kUncut, stride = kUncut;
   void* at(std::uint64_t first) const {
-    return static_cast<std::byte*>(values) + (first / share * stride + first % share) * c10::elementSize(dtype);
+    return static_cast<std::byte*>(values) + (first / run * stride + first % run) * c10::elementSize(dtype);
   }
 
   /// Returns the PayloadPart::key of the range that begins at element `first`.

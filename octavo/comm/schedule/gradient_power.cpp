@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "octavo/comm/schedule/float_part.h"
 #include "octavo/device/dispatch.h"
@@ -31,8 +30,8 @@ std::uint64_t stride_of(const Contribution& tensor) {
 /// Calls body(first, count) for the parts of a tensor that lie together in memory.
 template <class Body>
 void for_each_run(const Contribution& tensor, Body body) {
-  for (std::uint64_t first = 0; first < tensor.count; first += tensor.share) {
-    body(first, std::min(tensor.share, tensor.count - first));
+  for (std::uint64_t first = 0; first < tensor.count; first += tensor.run) {
+    body(first, std::min(tensor.run, tensor.count - first));
   }
 }
 
@@ -140,14 +139,6 @@ std::vector<float> mean_powers(const at::Tensor& sums, int world_size) {
     powers.push_back(sum == 0 ? 0.0F : std::max(mean, rules::kLeastPower));
   }
   return powers;
-}
-
-/// Checks the least and the greatest value only, which are NaN where any value is. This is one pass at the speed of
-/// memory, which torch's norms of order infinity and its isfinite are not.
-bool all_finite(const at::Tensor& values) {
-  if (values.numel() == 0) return true;
-  const auto [least, greatest] = at::aminmax(values);
-  return std::isfinite(least.item<double>()) && std::isfinite(greatest.item<double>());
 }
 
 float mean_power(std::span<const float> powers) {

@@ -8,8 +8,7 @@
 
 #include "octavo/comm/schedule/contribution.h"
 
-/// How large gradients are: their mean squares, and whether they are finite. A tensor of power 0 is not sent, so only
-/// zeros have power 0.
+/// How large gradients are: their mean squares. A tensor of power 0 is not sent, so only zeros have power 0.
 namespace octavo {
 
 /// Returns the powers of one rank's gradients, by tensor. It waits for what the device's current stream was given
@@ -21,8 +20,6 @@ std::vector<float> gradient_powers(std::span<const Contribution> tensors, c10::D
 /// sums.
 at::Tensor summands(std::span<const float> powers);
 std::vector<float> mean_powers(const at::Tensor& sums, int world_size);
-
-bool all_finite(const at::Tensor& values);
 
 /// Returns the mean over all ranks, formed in double and in the order given; it is 0 only where all powers are.
 float mean_power(std::span<const float> powers);

@@ -8,6 +8,7 @@
 #include "octavo/comm/schedule/gradient_power.h"
 #include "octavo/comm/schedule/stopwatch.h"
 #include "octavo/device/dispatch.h"
+#include "octavo/device/finite.h"
 
 namespace octavo {
 

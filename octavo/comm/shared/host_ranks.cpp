@@ -62,7 +62,7 @@ Parcel& HostRanks::parcel(int owner, std::uint32_t number, int receiver) const {
   return places[1 + receiver];
 }
 
-HostRanks::Met HostRanks::meet(Wire& wire, milliseconds deadline) {
+HostRanks::Met HostRanks::meet(Wire& wire, milliseconds timeout) {
   std::shared_ptr<MemoryFile> own;
   std::string why_not;
   try {
@@ -88,14 +88,14 @@ HostRanks::Met HostRanks::meet(Wire& wire, milliseconds deadline) {
     }
   }
   if (!why_not.empty()) return {nullptr, why_not};
-  return {std::make_shared<HostRanks>(wire.rank(), std::move(files), deadline), ""};
+  return {std::make_shared<HostRanks>(wire.rank(), std::move(files), timeout), ""};
 }
 
-HostRanks::HostRanks(int rank, std::vector<std::shared_ptr<MemoryFile>> files, milliseconds deadline)
+HostRanks::HostRanks(int rank, std::vector<std::shared_ptr<MemoryFile>> files, milliseconds timeout)
     : rank_(rank),
       process_(getpid()),
       files_(std::move(files)),
-      deadline_(deadline),
+      timeout_(timeout),
       blocks_(std::make_shared<SharedBlocks>(files_[static_cast<std::size_t>(rank)],
                                              bytes_before_blocks(static_cast<int>(files_.size())))) {
   for (const auto& file : files_) processes_.emplace_back(file->name().process);
@@ -114,22 +114,22 @@ bool HostRanks::has_gone(int rank) const {
          processes_[static_cast<std::size_t>(rank)].has_ended();
 }
 
-void HostRanks::require(Awaited outcome, int peer, const char* what, milliseconds deadline) const {
+void HostRanks::require(Awaited outcome, int peer, const char* what, milliseconds timeout) const {
   if (outcome == Awaited::reached) return;
   if (outcome == Awaited::late) {
     fail(ErrorCode::timeout, kOfSharedMemory, "rank ", rank_, ": rank ", peer, " did not ", what, " within ",
-         deadline.count(), " ms", kRebuild);
+         timeout.count(), " ms", kRebuild);
   }
   fail(ErrorCode::communication, kOfSharedMemory, "rank ", rank_, ": rank ", peer, " (process ",
        processes_[static_cast<std::size_t>(peer)].id(), ") has ended or given up its connection", kRebuild);
 }
 
 void HostRanks::await(const SharedWord& word, std::uint32_t value, int peer, const char* answer,
-                      milliseconds deadline) const {
+                      milliseconds timeout) const {
   const auto outcome = await_word(
-      word, steady_clock::now() + deadline, [&](std::uint32_t now) { return now == value; },
+      word, steady_clock::now() + timeout, [&](std::uint32_t now) { return now == value; },
       [&] { return has_gone(peer); });
-  require(outcome, peer, answer, deadline);
+  require(outcome, peer, answer, timeout);
 }
 
 // ---- what this rank sends
@@ -161,7 +161,7 @@ void HostRanks::require_free_slot() {
   if (readers.load(std::memory_order_acquire) == 0) return;
   int gone = 0;
   const auto outcome = await_word(
-      readers, steady_clock::now() + deadline_, [](std::uint32_t count) { return count == 0; },
+      readers, steady_clock::now() + timeout_, [](std::uint32_t count) { return count == 0; },
       [&] {
         for (int peer = 0; peer < world_size(); ++peer) {
           if (peer != rank_ && has_gone(gone = peer)) return true;
@@ -170,10 +170,10 @@ void HostRanks::require_free_slot() {
       });
   if (outcome == Awaited::late) {
     fail(ErrorCode::timeout, kOfSharedMemory, "rank ", rank_, ": ", kSlots,
-         " transfers are under way, and a peer did not ", "read the first of them within ", deadline_.count(), " ms",
+         " transfers are under way, and a peer did not ", "read the first of them within ", timeout_.count(), " ms",
          kRebuild);
   }
-  require(outcome, gone, "", deadline_);
+  require(outcome, gone, "", timeout_);
   let_go_of_read();
 }
 
@@ -201,11 +201,11 @@ std::unique_ptr<Posting> HostRanks::post(const at::Tensor& sent, std::span<const
 
 /// Waits for what a rank has posted and returns where it lies.
 std::uint8_t* HostRanks::await_posted(int sender, std::uint32_t number, std::uint64_t expected,
-                                      steady_clock::time_point end, milliseconds deadline) const {
+                                      steady_clock::time_point deadline, milliseconds timeout) const {
   const auto outcome = await_word(
-      head(sender).posted, end, [&](std::uint32_t count) { return includes(count, number); },
+      head(sender).posted, deadline, [&](std::uint32_t count) { return includes(count, number); },
       [&] { return has_gone(sender); });
-  require(outcome, sender, "send", deadline);
+  require(outcome, sender, "send", timeout);
   const Parcel posted = parcel(sender, number, rank_);
   const MemoryFile& memory = *files_[static_cast<std::size_t>(sender)];
   if (posted.bytes != expected) {
@@ -247,13 +247,13 @@ Posting::~Posting() {
 int Posting::rank() const { return ranks_->rank(); }
 int Posting::world_size() const { return ranks_->world_size(); }
 
-void Posting::await(milliseconds deadline) {
+void Posting::await(milliseconds timeout) {
   if (is_awaited_) return;
-  const auto end = steady_clock::now() + deadline;
+  const auto deadline = steady_clock::now() + timeout;
   for (int peer = 0; peer < ranks_->world_size(); ++peer) {
     if (peer == ranks_->rank()) continue;
     const auto index = static_cast<std::size_t>(peer);
-    from_[index] = ranks_->await_posted(peer, number_, expected_[index], end, deadline);
+    from_[index] = ranks_->await_posted(peer, number_, expected_[index], deadline, timeout);
   }
   is_awaited_ = true;
 }

@@ -37,7 +37,7 @@ class OCTAVO_API Posting {
   /// Waits until all others have laid out their parcels. Throws Error communication where a rank has left, or has laid
   /// out another number of bytes than expected or bytes that are not in its memory, and Error timeout after the
   /// deadline.
-  void await(std::chrono::milliseconds deadline);
+  void await(std::chrono::milliseconds timeout);
   /// Returns the address of what another rank has for this one, once await() has returned.
   std::uint8_t* from(int sender) const { return from_[static_cast<std::size_t>(sender)]; }
 
@@ -63,9 +63,9 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
     std::string why_not;               // the reason in that case, as this rank sees it
   };
   /// Tries to connect the ranks, on all of them together. Throws what Wire throws.
-  static Met meet(Wire& wire, std::chrono::milliseconds deadline);
+  static Met meet(Wire& wire, std::chrono::milliseconds timeout);
 
-  HostRanks(int rank, std::vector<std::shared_ptr<MemoryFile>> files, std::chrono::milliseconds deadline);
+  HostRanks(int rank, std::vector<std::shared_ptr<MemoryFile>> files, std::chrono::milliseconds timeout);
   /// Tells the others that nothing more will come.
   ~HostRanks();
   HostRanks(const HostRanks&) = delete;
@@ -74,8 +74,8 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(files_.size()); }
   const std::vector<std::shared_ptr<MemoryFile>>& files() const { return files_; }
-  /// Returns the deadline of waits for which none is given.
-  std::chrono::milliseconds deadline() const { return deadline_; }
+  /// Returns the timeout of waits for which none is given.
+  std::chrono::milliseconds timeout() const { return timeout_; }
 
   /// Returns uint8[bytes] in this rank's own memory. Throws Error out_of_memory.
   at::Tensor room(std::uint64_t bytes);
@@ -95,7 +95,7 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   /// Waits until a word in shared memory, which `peer` changes, has a value. Throws Error communication or timeout: the
   /// message says that the peer did not `answer`.
   void await(const SharedWord& word, std::uint32_t value, int peer, const char* answer,
-             std::chrono::milliseconds deadline) const;
+             std::chrono::milliseconds timeout) const;
 
  private:
   friend class Posting;
@@ -118,17 +118,17 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   void abandon(std::uint32_t number);
   void let_go_of_read();
   void require_free_slot();
-  void require(Awaited outcome, int peer, const char* what, std::chrono::milliseconds deadline) const;
+  void require(Awaited outcome, int peer, const char* what, std::chrono::milliseconds timeout) const;
   bool has_gone(int rank) const;
   std::uint8_t* await_posted(int sender, std::uint32_t number, std::uint64_t expected,
-                             std::chrono::steady_clock::time_point end, std::chrono::milliseconds deadline) const;
+                             std::chrono::steady_clock::time_point deadline, std::chrono::milliseconds timeout) const;
   void let_go(int sender, std::uint32_t number) const;
 
   const int rank_;
   const std::int64_t process_;
   const std::vector<std::shared_ptr<MemoryFile>> files_;  // by rank
   std::vector<PeerProcess> processes_;                    // by rank
-  const std::chrono::milliseconds deadline_;
+  const std::chrono::milliseconds timeout_;
   const std::shared_ptr<SharedBlocks> blocks_;
   std::mutex mutex_;
   std::uint32_t posted_ = 0;

@@ -30,8 +30,8 @@ class SharedWork final : public c10d::Work {
  public:
   using Finish = std::function<void(const Posting&)>;
 
-  SharedWork(std::unique_ptr<Posting> posting, milliseconds deadline, Finish finish)
-      : posting_(std::move(posting)), deadline_(deadline), finish_(std::move(finish)) {}
+  SharedWork(std::unique_ptr<Posting> posting, milliseconds timeout, Finish finish)
+      : posting_(std::move(posting)), timeout_(timeout), finish_(std::move(finish)) {}
 
   bool isCompleted() override {
     const std::lock_guard lock(mutex_);
@@ -40,7 +40,7 @@ class SharedWork final : public c10d::Work {
   bool wait(milliseconds timeout) override {
     const std::lock_guard lock(mutex_);
     if (!posting_) return true;
-    posting_->await(timeout == kNoTimeout ? deadline_ : timeout);
+    posting_->await(timeout == kNoTimeout ? timeout_ : timeout);
     finish_(*posting_);
     finish_ = nullptr;  // its tensors are the caller's
     posting_.reset();
@@ -56,7 +56,7 @@ class SharedWork final : public c10d::Work {
  private:
   std::mutex mutex_;
   std::unique_ptr<Posting> posting_;
-  milliseconds deadline_;
+  milliseconds timeout_;
   Finish finish_;
 };
 
@@ -134,8 +134,8 @@ SharedBackend::SharedBackend(BackendPtr beside, std::shared_ptr<HostRanks> ranks
     : Backend(beside->getRank(), beside->getSize()), beside_(std::move(beside)), ranks_(std::move(ranks)) {}
 
 /// Options that name no timeout have a number below 0.
-milliseconds SharedBackend::deadline_or_default(milliseconds timeout) const {
-  return timeout > milliseconds(0) ? timeout : ranks_->deadline();
+milliseconds SharedBackend::timeout_or_default(milliseconds timeout) const {
+  return timeout > milliseconds(0) ? timeout : ranks_->timeout();
 }
 
 /// Lays out what the other ranks get; what this rank has for itself is not laid out.
@@ -173,7 +173,7 @@ void SharedBackend::complete_old_works() {
 
 SharedBackend::WorkPtr SharedBackend::begun(std::unique_ptr<Posting> posting, milliseconds timeout,
                                             std::function<void(const Posting&)> finish) {
-  WorkPtr work = c10::make_intrusive<SharedWork>(std::move(posting), deadline_or_default(timeout), std::move(finish));
+  WorkPtr work = c10::make_intrusive<SharedWork>(std::move(posting), timeout_or_default(timeout), std::move(finish));
   begun_.push_back({posted_, c10::weak_intrusive_ptr<c10d::Work>(work)});
   return work;
 }
@@ -280,12 +280,12 @@ SharedBackend::WorkPtr SharedBackend::barrier(const c10d::BarrierOptions& option
 }
 
 Reached reach_by_shared_memory(c10::intrusive_ptr<c10d::Backend> backend, std::optional<bool> wanted,
-                               milliseconds deadline) {
+                               milliseconds timeout) {
   if (dynamic_cast<SharedBackend*>(backend.get())) return {std::move(backend), ""};
   if (backend->getSize() == 1) return {std::move(backend), "there is one rank alone"};
   if (!wanted.value_or(true)) return {std::move(backend), "it was not wanted"};
-  Wire wire(backend, deadline);
-  auto [ranks, why_not] = HostRanks::meet(wire, deadline);
+  Wire wire(backend, timeout);
+  auto [ranks, why_not] = HostRanks::meet(wire, timeout);
   if (!ranks) return {std::move(backend), std::move(why_not)};
   return {c10::make_intrusive<SharedBackend>(std::move(backend), std::move(ranks)), ""};
 }

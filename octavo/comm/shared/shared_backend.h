@@ -53,7 +53,7 @@ class OCTAVO_API SharedBackend final : public c10d::Backend {
   const std::shared_ptr<HostRanks>& ranks() const { return ranks_; }
 
  private:
-  std::chrono::milliseconds deadline_or_default(std::chrono::milliseconds timeout) const;
+  std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
   at::Tensor copy_of(const at::Tensor& sent);
   std::unique_ptr<Posting> post_to_all(const at::Tensor& sent);
   std::unique_ptr<Posting> post_room(const at::Tensor& room, std::span<const Parcel> parcels,
@@ -79,8 +79,8 @@ struct Reached {
   std::string why_not;                        // why the memory is not shared; empty where it is
 };
 /// Uses shared memory where all ranks are on one host, which they find out together. `wanted`: if false, it is not even
-/// tried; all ranks must say the same. `deadline`: of what they tell one another meanwhile, and of HostRanks.
+/// tried; all ranks must say the same. `timeout`: of what they tell one another meanwhile, and of HostRanks.
 OCTAVO_API Reached reach_by_shared_memory(c10::intrusive_ptr<c10d::Backend> backend, std::optional<bool> wanted,
-                                          std::chrono::milliseconds deadline);
+                                          std::chrono::milliseconds timeout);
 
 }  // namespace octavo

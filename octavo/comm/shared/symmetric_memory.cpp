@@ -13,8 +13,8 @@ using std::chrono::milliseconds;
 /// A rank's block holds the number of ranks that use it, its buffer and its signals. The transfer is over when all
 /// ranks know where the block lies, so that the slots of others need not wait.
 SharedSymmetricMemory::SharedSymmetricMemory(const std::shared_ptr<HostRanks>& ranks, std::uint64_t bytes,
-                                             milliseconds deadline)
-    : ranks_(ranks), bytes_(bytes), signal_bytes_(c10d::symmetric_memory::get_signal_pad_size()), deadline_(deadline) {
+                                             milliseconds timeout)
+    : ranks_(ranks), bytes_(bytes), signal_bytes_(c10d::symmetric_memory::get_signal_pad_size()), timeout_(timeout) {
   constexpr std::uint64_t kAligned = 64;
   const std::uint64_t pad_offset = kAligned + round_up(bytes, kAligned);
   const std::uint64_t size = pad_offset + signal_bytes_;
@@ -26,7 +26,7 @@ SharedSymmetricMemory::SharedSymmetricMemory(const std::shared_ptr<HostRanks>& r
   ranks_->keep(own, own_users);
   const auto posting =
       ranks_->post(own, std::vector<Parcel>(world, {0, size}), std::vector<std::uint64_t>(world, size));
-  posting->await(deadline_);
+  posting->await(timeout_);
   for (int rank = 0; rank < ranks_->world_size(); ++rank) {
     const bool is_own = rank == ranks_->rank();
     std::uint8_t* const block = is_own ? own.mutable_data_ptr<std::uint8_t>() : posting->from(rank);
@@ -51,7 +51,7 @@ void SharedSymmetricMemory::change(int of, int by, int channel, std::size_t time
          " and a rank below ", world, ", got channel ", channel, " and rank ", other);
   }
   auto& word = static_cast<SharedWord*>(signals_[static_cast<std::size_t>(of)])[world * channel + by];
-  const milliseconds wait = timeout_ms == 0 ? deadline_ : milliseconds(timeout_ms);
+  const milliseconds wait = timeout_ms == 0 ? timeout_ : milliseconds(timeout_ms);
   ranks_->await(word, from, other, "answer a signal", wait);
   word.store(to, std::memory_order_release);
   wake_all(word);

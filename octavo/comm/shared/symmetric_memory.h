@@ -20,10 +20,10 @@ namespace octavo {
 /// a rank.
 class OCTAVO_API SharedSymmetricMemory final : public c10d::symmetric_memory::SymmetricMemory {
  public:
-  /// Called on all ranks together, in the order of their posts, with the same number of bytes. `deadline`: of waits
+  /// Called on all ranks together, in the order of their posts, with the same number of bytes. `timeout`: of waits
   /// that name none.
   SharedSymmetricMemory(const std::shared_ptr<HostRanks>& ranks, std::uint64_t bytes,
-                        std::chrono::milliseconds deadline);
+                        std::chrono::milliseconds timeout);
   ~SharedSymmetricMemory() override;
 
   std::vector<void*> get_buffer_ptrs() override { return buffers_; }
@@ -39,7 +39,8 @@ class OCTAVO_API SharedSymmetricMemory final : public c10d::symmetric_memory::Sy
   c10::Device get_device() override { return c10::kCPU; }
   bool world_within_direct_access() override { return true; }
 
-  /// Waits until all ranks have called it; what they wrote before can then be read. A timeout of 0 means the deadline.
+  /// Waits until all ranks have called it; what they wrote before can then be read. A timeout of 0 means that of the
+  /// constructor.
   /// Throws Error communication where a rank has gone, timeout where a rank did not come, and invalid_argument for a
   /// channel that does not exist.
   void barrier(int channel, std::size_t timeout_ms) override;
@@ -52,7 +53,7 @@ class OCTAVO_API SharedSymmetricMemory final : public c10d::symmetric_memory::Sy
 
   const std::shared_ptr<HostRanks> ranks_;
   const std::uint64_t bytes_, signal_bytes_;
-  const std::chrono::milliseconds deadline_;
+  const std::chrono::milliseconds timeout_;
   std::vector<SharedWord*> users_;  // by rank: a word in its block, which counts the ranks that use the block
   std::vector<void*> buffers_, signals_;
 };

@@ -40,11 +40,11 @@ std::uint64_t packed_bytes(Extent extent, std::uint64_t count, int rank, int wor
   return bytes;
 }
 
-/// All ranges before this one are as long as a share.
+/// All ranges before this one have the size of the first one.
 std::uint64_t packed_offset(const Range& range, std::uint64_t count, int rank, int world_size, Ownership ownership) {
-  const std::uint64_t share = ownership.share(count, world_size);
-  const std::uint64_t owner = range.first / share, own = owner > static_cast<std::uint64_t>(rank) ? 1 : 0;
-  return (owner - own) * packing().payload_bytes(share);
+  const std::uint64_t size = ownership.range_size(count, world_size);
+  const std::uint64_t owner = range.first / size, own = owner > static_cast<std::uint64_t>(rank) ? 1 : 0;
+  return (owner - own) * packing().payload_bytes(size);
 }
 
 at::Tensor unpack(const at::Tensor& bytes, Extent extent, std::uint64_t count, int rank, int world_size,

@@ -23,7 +23,7 @@ StateStore::StateStore(std::vector<ParameterInfo> parameters, std::vector<Role> 
   std::vector<Versioned> of_one;
   for (const Role& role : roles_) of_one.emplace_back(role.dtype, memory_);
   tensors_.assign(parameters_.size(), of_one);
-  kept_.assign(parameters_.size(), false);
+  was_sent_.assign(parameters_.size(), false);
 }
 
 Versioned& StateStore::at(std::size_t parameter, const Role& role) {
@@ -31,6 +31,11 @@ Versioned& StateStore::at(std::size_t parameter, const Role& role) {
     if (is_same(roles_[i], role)) return tensors_[parameter][i];
   }
   fail(ErrorCode::internal, "comm.state_store", "there is no role ", role.name);
+}
+
+const at::Tensor& StateStore::pending(std::size_t parameter, const Role& role) {
+  const Versioned& one = at(parameter, role);
+  return was_sent_[parameter] || role.is_kept_unsent ? one.pending() : one.tensor();
 }
 
 void StateStore::prefetch(std::size_t parameter) const {
@@ -44,13 +49,13 @@ void StateStore::evict(std::size_t parameter) const {
 void StateStore::end_step(bool commit) {
   for (std::size_t p = 0; p < tensors_.size(); ++p) {
     for (std::size_t r = 0; r < roles_.size(); ++r) {
-      if (commit && (kept_[p] || roles_[r].is_kept_unsent)) {
+      if (commit && (was_sent_[p] || roles_[r].is_kept_unsent)) {
         tensors_[p][r].commit();
       } else {
         tensors_[p][r].roll_back();
       }
     }
-    kept_[p] = false;
+    was_sent_[p] = false;
   }
 }
 

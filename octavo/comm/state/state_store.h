@@ -67,18 +67,20 @@ class OCTAVO_API StateStore {
              StatePaging paging = {});
 
   Versioned& at(std::size_t parameter, const Role& role);
+  /// Returns the values that there are if the step under way is committed; undefined where there are none.
+  const at::Tensor& pending(std::size_t parameter, const Role& role);
   const std::vector<Role>& roles() const { return roles_; }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
   /// Sets whether what was written of a parameter belongs to values that were sent. If it does not, it is rolled back
   /// in any case, except for roles with is_kept_unsent.
-  void keep(std::size_t parameter, bool keep) { kept_[parameter] = keep; }
+  void set_sent(std::size_t parameter, bool was_sent) { was_sent_[parameter] = was_sent; }
   /// prefetch() moves what is kept of a parameter to its device before it is used, and evict() moves it back to the
   /// host, where it is paged.
   void prefetch(std::size_t parameter) const;
   void evict(std::size_t parameter) const;
-  /// Ends a step: commits what was kept, or rolls back everything.
+  /// Ends a step: commits what was written, or rolls back everything.
   void end_step(bool commit);
   void clear();
   /// Clears all state of a parameter but some roles.
@@ -112,7 +114,7 @@ class OCTAVO_API StateStore {
   int rank_, world_size_;
   std::shared_ptr<StateMemory> memory_;
   std::vector<std::vector<Versioned>> tensors_;  // by parameter, then by role
-  std::vector<bool> kept_;
+  std::vector<bool> was_sent_;                   // by parameter, in the step under way
 };
 
 }  // namespace octavo

@@ -43,6 +43,8 @@ class OCTAVO_API Versioned {
 
   /// Returns the values, [count], on the device where they were last used; undefined where there are none yet.
   const at::Tensor& tensor() const { return now_; }
+  /// Returns what tensor() is if the step under way is committed.
+  const at::Tensor& pending() const { return written_ ? next_ : now_; }
   /// `values`: of the dtype, made by the memory object.
   void restore(at::Tensor values);
 

@@ -20,7 +20,7 @@ from octavo.bench.timing import check_words, is_wanted
 from octavo.bench.torch_hooks import DEFAULT as DEFAULT_HOOKS
 from octavo.bench.torch_hooks import DOUBTFUL
 from octavo.console import make_console
-from octavo.train.cores import check_local_ranks, usable_cores
+from octavo.cores import check_local_ranks, usable_cores
 
 app = typer.Typer(
     help="Measures this machine and Octavo on it, side by side.", no_args_is_help=True, add_completion=False

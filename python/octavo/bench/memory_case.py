@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 import octavo
 from octavo.bench.memory import RELEASED, TORCH, Row
-from octavo.train import device as devices
+from octavo.train import devices
 from octavo.train.model import model_config
 from octavo.train.report import memory
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 import octavo
 from octavo.bench.optim_peers import PEERS, Contenders
 from octavo.bench.timing import Seconds, check_words, is_wanted, ratio, take_turns, typical, using_threads
-from octavo.train.cores import usable_cores
+from octavo.cores import usable_cores
 
 ELEMENTS = 26 * 10**6
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -21,6 +21,11 @@ def require_max_norm(max_norm: object, where: str) -> None:
         raise ValueError(f"[{where}] expected max_norm as a number of at least 0, got {max_norm}")
 
 
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """Returns the factor, at most 1, by which ``torch.nn.utils.clip_grad_norm_`` clips gradients of this norm."""
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
 class GradientClip:
     """What the next step multiplies gradients by, so that their global L2 norm is at most ``max_norm``.
 
@@ -30,7 +35,7 @@ class GradientClip:
     def __init__(self, optimizer: str, gradients: list[Tensor], max_norm: float):
         self.norm = gathered(torch.nn.utils.get_total_norm(gradients))
         self._optimizer = optimizer  # its name, for errors
-        self._factor = (max_norm / (self.norm.float() + 1e-6)).clamp_(max=1.0)
+        self._factor = clip_factor(self.norm.float(), max_norm)
         self._versions = {weakref.ref(gradient): _version_of(gradient) for gradient in gradients}
 
     def factor_of(self, gradients: list[Tensor]) -> Tensor | None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
 
+from octavo.finite import all_finite
 from octavo.optim.checks import (
     CheckedOptimizer,
     eager_step,
@@ -356,10 +357,7 @@ class FusedOptimizer(CheckedOptimizer):
 
     def _all_finite(self, parameters: list[Tensor]) -> bool:
         """Whether the gradients are finite on all ranks that have a shard of them. Waits for the devices."""
-        gradients = [local(p.grad) for p in parameters]
-        filled = [gradient for gradient in gradients if gradient.numel() > 0]  # perhaps on several devices
-        is_bad = bool(filled) and not torch.nn.utils.get_total_norm(filled, float("inf")).isfinite()
-        return not any_rank(is_bad, parameters)
+        return not any_rank(not all_finite(local(p.grad) for p in parameters), parameters)
 
     def _flag_on(self, device: torch.device) -> Tensor:
         if device not in self._nonfinite:

@@ -94,14 +94,15 @@ class JoinedOptimizer(CheckedOptimizer):
         if strangers:
             raise ValueError(
                 f"[optim.{type(self).__name__}] {strangers} of the optimizer's parameters are not of the model that "
-                f"octavo.compress is given: build the optimizer from that model's parameters"
+                f"octavo.compress is given, or were frozen then: build the optimizer from that model's parameters, and "
+                f"call requires_grad_(True) before"
             )
 
     def _join(self, handle: Handle, plan: Plan) -> None:
         self._handle = handle
         self._plan = plan
         self._sent = frozenset(handle.parameters)
-        handle._ddp.register_forward_pre_hook(OwnHook(while_alive(self._before_forward)))
+        handle._model.register_forward_pre_hook(OwnHook(while_alive(self._before_forward)))
         self._enter_phase()
 
     def _parameters(self) -> list[Tensor]:
@@ -134,7 +135,7 @@ class JoinedOptimizer(CheckedOptimizer):
             )
 
     def _described(self, parameter: Tensor) -> str:
-        names = (name for name, other in self._handle._ddp.module.named_parameters() if other is parameter)
+        names = (name for name, other in self._handle._model.module.named_parameters() if other is parameter)
         return next(names, f"a {tuple(parameter.shape)} parameter that the model does not have")
 
     def _require_delivered(self, function: str, words: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo._C import Plan
 from octavo.optim.checks import eager_step, loss_of, require_dense, require_own_state, require_own_states
-from octavo.optim.clipping import require_max_norm
+from octavo.optim.clipping import clip_factor, require_max_norm
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
 from octavo.plan import as_plan
@@ -200,7 +200,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     def _clip(self, norm: Tensor, max_norm: float) -> Tensor:
         if not torch.isfinite(norm):
             return norm  # the step will be skipped
-        factor = min(1.0, max_norm / (norm.item() + 1e-6))
+        factor = float(clip_factor(norm.cpu().double(), max_norm))
         if factor < 1.0:
             for group in self.param_groups:
                 for parameter in group["params"]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan, ZeroOneKind, zero_one_kind
+from octavo.finite import all_finite
 from octavo.optim.checks import eager_step, loss_of, require_dense, require_own_state, require_own_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
@@ -285,7 +286,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         for parameter, *_ in list(self._known()):
             self._begin_round_alone(parameter)
         gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
-        finite = bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients)))
+        finite = bool(all_finite(gradients))
         with self._counted_once():
             self._take_note(finite)
             if self._made == _VARIANCE:

@@ -258,7 +258,7 @@ class Outer(Optimizer):
         self._opt_called = True  # which schedules of the learning rate ask for
         with _failed_rounds_explained("step"):
             skipped = self._outer.after_step()
-        self._warn_of_skipped(skipped, "step", "where its round began")
+        self._warn_of_skipped(skipped, "step", "where its round began", stacklevel=4)
         if self._outer.steps % self.every == 0:
             self._remember_buffers()
 
@@ -285,7 +285,7 @@ class Outer(Optimizer):
         self._require_own("synchronize")
         with _failed_rounds_explained("synchronize"):
             skipped = self._outer.synchronize()
-        self._warn_of_skipped(skipped, "synchronize", "the anchor")
+        self._warn_of_skipped(skipped, "synchronize", "the anchor", stacklevel=3)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
@@ -300,8 +300,7 @@ class Outer(Optimizer):
 
     def register_state_dict_pre_hook(self, *_: Any, **__: Any) -> NoReturn:
         raise ValueError(
-            "[outer.register_state_dict_pre_hook] its state has another form than an optimizer's: give the hook to the "
-            "inner optimizer"
+            "[outer.Outer] its state has another form than an optimizer's: give hooks of states to the inner optimizer"
         )
 
     register_state_dict_post_hook = register_state_dict_pre_hook
@@ -355,7 +354,9 @@ class Outer(Optimizer):
         """
         return self._outer.stats()
 
-    def _warn_of_skipped(self, skipped: list[tuple[int, int, list[int], bool]], function: str, back_to: str) -> None:
+    def _warn_of_skipped(
+        self, skipped: list[tuple[int, int, list[int], bool]], function: str, back_to: str, stacklevel: int
+    ) -> None:
         if any(returned for _, _, _, returned in skipped):
             self._forget_what_is_not_finite()
         for fragment, round_, ranks, returned in skipped:
@@ -364,7 +365,7 @@ class Outer(Optimizer):
                 f"[outer.{function}] round {round_} of fragment {fragment} was skipped by all ranks, because "
                 f"{names if ranks else 'some rank, or a sum over ranks,'} had a NaN or an infinity in it; this rank, "
                 f"{self._rank}, {f'goes back to {back_to}' if returned else 'goes on from its own parameters'}",
-                stacklevel=3,
+                stacklevel=stacklevel,
             )
 
     @torch.no_grad()

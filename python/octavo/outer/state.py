@@ -2,12 +2,12 @@
 """Checks whether states of ``Outer.state_dict`` fit together, and whether values are finite."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from octavo.finite import all_finite
 from octavo.optim.checks import require_same_kind
 
 SCHEMA = 4
@@ -39,7 +39,7 @@ def states_of(state_dict: Any) -> list[Mapping[str, Any]]:
 def states_by_rank(
     states: Sequence[Mapping[str, Any]],
     options: Mapping[str, Any],
-    parameters: Iterable[str],
+    parameters: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     last_buffers: Sequence[Tensor],
     inner: Any,
@@ -47,7 +47,7 @@ def states_by_rank(
     """Returns the states (``states_of``), which some ranks of one world have saved, by rank.
 
     - ``options``: what the states must have been saved with.
-    - ``parameters``: the names of the model's parameters.
+    - ``parameters``: the model's parameters, by name.
     - ``buffers``: the buffers of the model that are saved, by name.
     - ``last_buffers``: the values to which buffers with a NaN return.
     - ``inner``: the inner optimizer.
@@ -72,6 +72,8 @@ def states_by_rank(
     missing = [name for name in parameters if any(f"parameter/{name}" not in one["own"] for one in states)]
     if missing:
         raise ValueError(f"{_WHERE} the state is of another model: it has no {missing[0]}")
+    for one in states:
+        _require_values(one, parameters)
     for name, buffer in buffers.items():
         shapes = [one["buffers"][name].shape if name in one["buffers"] else None for one in states]
         if other := [shape for shape in shapes if shape != buffer.shape]:
@@ -91,6 +93,26 @@ def states_by_rank(
     return by_rank
 
 
+def _require_values(state: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
+    """Raises ValueError where a parameter of the state has another shape, or where all later rounds would be skipped,
+    because what is kept of earlier ones is not finite."""
+    for name, parameter in parameters.items():
+        shape = state["own"][f"parameter/{name}"].shape
+        if shape != parameter.shape:
+            raise ValueError(
+                f"{_WHERE} the state is of another model: its {name} has the shape {tuple(shape)}, not "
+                f"{tuple(parameter.shape)}"
+            )
+    kept = {**state["shared"], **state["own"]}
+    # a mean that has arrived and parameters may have a NaN in them: their round is then skipped
+    bad = [key for key in kept if not key.startswith(("arrived/", "parameter/")) and not is_finite(kept[key])]
+    if bad:
+        raise ValueError(
+            f"{_WHERE} {bad[0]!r} of the state of rank {int(state['rank'])} has a NaN or an infinity, and all later "
+            f"rounds would be skipped: continue from an older state"
+        )
+
+
 def require_of_rank(state: Mapping[str, Any], rank: int, world_size: int) -> None:
     """Raises ValueError unless the state was saved by rank ``rank`` of a world of ``world_size`` ranks."""
     saved_rank, saved_size = int(state["rank"]), int(state["world_size"])
@@ -104,7 +126,7 @@ def require_of_rank(state: Mapping[str, Any], rank: int, world_size: int) -> Non
 def is_finite(value: Any) -> bool:
     """Whether a value, and all that it holds, is finite: no NaN in numbers, no NaN or infinity in tensors."""
     if isinstance(value, Tensor):
-        return not value.is_floating_point() or bool(torch.isfinite(value).all())
+        return not value.is_floating_point() or bool(all_finite([value]))
     if isinstance(value, Mapping):
         return all(map(is_finite, value.values()))
     if isinstance(value, (list, tuple)):

@@ -76,10 +76,14 @@ def train(
     ] = _DEFAULT.outer_fragments,
     outer_lr: Annotated[
         float | None,
-        typer.Option(help="Learning rate of the step that ends a round; by its steps, the plan and the ranks."),
+        typer.Option(
+            help="Learning rate of the step that ends a round. The default depends on the steps of a round, the plan "
+            "and the number of ranks."
+        ),
     ] = _DEFAULT.outer_lr,
     outer_momentum: Annotated[
-        float | None, typer.Option(help="Its momentum; by the steps of a round, the plan and the ranks.")
+        float | None,
+        typer.Option(help="Momentum of the step that ends a round. The default depends on the same."),
     ] = _DEFAULT.outer_momentum,
     outer_spread: Annotated[
         bool,

@@ -52,7 +52,7 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
     _require_comparable(finished)
     if world.is_main:
         runs = {plan: read_metrics(Path(config.for_plan(plan).out) / METRICS) for plan in finished}
-        with writing(config.out, "train.compare"):
+        with writing(what=config.out, where="train.compare"):
             plots.plot_comparison(runs, Path(config.out) / PLOT)
             durable_files.write_json(Path(config.out) / FIGURES, summaries)
     if console:

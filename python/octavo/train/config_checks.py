@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from octavo.train.errors import refuse
 from octavo.train.optimizer_names import ADAMS, BETA2, ELEMENTWISE, ONEBIT, OPTIMIZERS, SIGN_STEPPED, STEPPED_ALONE
-from octavo.train.plan_text import are_possible, is_sign_plan, keeps_momentum, split_rounds
+from octavo.train.plan_text import are_possible, codec_of, is_sign_plan, keeps_momentum, split_rounds
 
 if TYPE_CHECKING:
     from octavo.train.config import TrainConfig
@@ -144,7 +144,7 @@ def _check_zero(config: TrainConfig) -> None:
                 f"--optimizer {run.optimizer_name} steps whole parameters, or decides what is sent, and with --zero a "
                 f"rank has parts of them: use adamw, or one such as paged-adamw8bit or lion8bit"
             )
-        if run.resolved_plan.split(":")[0] == "auto":
+        if codec_of(run.resolved_plan) == "auto":
             refuse(
                 f"--plan {run.resolved_plan} measures the exchanges of replicas: with --zero name a plan, such as "
                 f"int4+ef, or what `octavo advise` says"
@@ -170,16 +170,16 @@ def _check_optimizer(config: TrainConfig) -> None:
                 "--clip-norm has no meaning for zero-one-adam, which sends updates of several steps, not gradients: "
                 "leave it out, or take onebit-adamw"
             )
-        if name == "zero-one-adam" and plan.split(":")[0] in ("sign-vote", "auto"):
+        if name == "zero-one-adam" and codec_of(plan) in ("sign-vote", "auto"):
             refuse(f"--optimizer zero-one-adam needs a plan that keeps magnitudes, such as sign+ef, not '{plan}'")
         if name not in SIGN_STEPPED:
-            if plan.split(":")[0] == "sign-vote" and not run.outer:  # Outer says it of rounds
+            if codec_of(plan) == "sign-vote" and not run.outer:  # Outer says it of rounds
                 refuse(
                     f"--plan {plan} sends the majority's signs without magnitudes, for signum and lion: use sign+ef or "
                     f"int4+ef with --optimizer {name}"
                 )
             continue
-        if plan.startswith(("topk", "threshold", "randomk")):
+        if codec_of(plan) in ("topk", "threshold", "randomk"):
             refuse(
                 f"--optimizer {name} steps by the sign of every value, and {plan} leaves most values unsent: use "
                 f"sign-vote, or adamw, which works with every plan"

@@ -66,7 +66,7 @@ def is_peer_loss(error: BaseException) -> bool:
 
 
 @contextmanager
-def writing(what: str, where: str) -> Iterator[None]:
+def writing(*, what: str, where: str) -> Iterator[None]:
     """Raises OSError, in a sentence that says what would work, where a file cannot be written, on a full disk for
     example. Other errors are passed on."""
     try:

@@ -4,16 +4,17 @@
 Nothing here draws a random number or changes a model: one that was in training mode is so again afterwards.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from octavo.train.data.batches import Batches, answer_tokens
+from octavo.train.data.batches import answer_tokens
 from octavo.train.data.dataset import Example
-from octavo.train.data.tokenizer import answer, rounds, token_ids
+from octavo.train.data.tokenizer import answer, prompts_and_answers, token_ids
 
 GROUP = 64
 """How many questions are answered together."""
@@ -32,21 +33,16 @@ class Answer:
     correct: bool
 
 
-def eval_loss(model: PreTrainedModel, batches: Batches, *, max_rows: int = 128) -> float:
-    """Returns the mean loss in nats over the loss tokens of the first `max_rows` rows; every token weighs the same.
-
-    Raises ValueError where there is no row.
-    """
+def summed_loss(model: PreTrainedModel, batches: Iterable[dict[str, Tensor]]) -> tuple[float, int]:
+    """Returns the losses of all loss tokens in nats, added up, and how many tokens these are."""
     total, tokens = 0.0, 0
     with _evaluating(model):
-        for batch in batches.in_order(max_rows):
+        for batch in batches:
             count = answer_tokens(batch)
             moved = {name: value.to(_device(model)) for name, value in batch.items()}
             total += float(model(**moved, use_cache=False).loss) * count
             tokens += count
-    if not tokens:
-        raise ValueError(f"[train.evaluate] there is no row to evaluate; max_rows is {max_rows}")
-    return total / tokens
+    return total, tokens
 
 
 def exact_match(
@@ -62,10 +58,10 @@ def exact_match(
     asked = list(examples[:max_items])
     if not asked:
         raise ValueError("[train.evaluate] there are no examples; at least one is needed")
-    # An answer longer than the longest right one is wrong anyway.
-    answers = [answer(example) for example in asked]
-    longest = max(map(len, token_ids(tokenizer, answers)))
-    return sum(answer.correct for answer in _answers(model, tokenizer, asked, longest + 1)) / len(asked)
+    expected = [answer(example) for example in asked]
+    longest = max(map(len, token_ids(tokenizer, expected)))  # a longer answer is wrong anyway
+    given = _answers(model, tokenizer, asked, longest + 1)
+    return sum(one.correct for one in given) / len(asked)
 
 
 def sample_answers(
@@ -114,9 +110,12 @@ def _answers(
 
 def _question(tokenizer: PreTrainedTokenizerFast, example: Example) -> list[int]:
     if example.is_text:
-        return [tokenizer.bos_token_id, *token_ids(tokenizer, [example.output])[0][:OPENING]]
+        opening = token_ids(tokenizer, [example.output])[0][:OPENING]
+        while len(opening) > 1 and tokenizer.decode(opening).endswith("\ufffd"):  # a part of a character
+            opening.pop()
+        return [tokenizer.bos_token_id, *opening]
     ids = [tokenizer.bos_token_id]
-    *history, (asked, _) = rounds(example)
+    *history, (asked, _) = prompts_and_answers(example)
     for earlier, said in history:
         ids += [*token_ids(tokenizer, [earlier + said])[0], tokenizer.eos_token_id]
     return ids + token_ids(tokenizer, [asked])[0]

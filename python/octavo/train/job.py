@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 
 from octavo import durable_files
 from octavo.outer import warning_of_few_rounds
-from octavo.train import device, errors, evaluate
+from octavo.train import devices, errors, evaluate
 from octavo.train.checkpoint import restore, run_folder, training_state
 from octavo.train.checkpoint.restore import Found
 from octavo.train.checkpoint.shared_disk import Disk, find_disk
@@ -196,7 +196,7 @@ def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
 def _claim_folder(run: _Run, precision: str) -> None:
     """Makes `--out` this run's folder, now that nothing can refuse the run any more. An earlier run in it is removed by
     `--fresh` alone."""
-    with errors.writing(str(run.out), "train.job"):
+    with errors.writing(what=str(run.out), where="train.job"):
         if run.config.fresh:
             run_folder.remove_run(run.out)
         elif run.earlier_steps != run.config.steps:  # its summary must not be taken for that of this run
@@ -265,15 +265,15 @@ def _finish(run: _Run, trainer: Trainer, console: Console | None) -> dict[str, A
 
 
 def _write_figures(out: Path, summary: dict[str, Any]) -> None:
-    with errors.writing(str(out / run_folder.PLOT), "train.job"):
+    with errors.writing(what=str(out / run_folder.PLOT), where="train.job"):
         plots.plot_loss(read_metrics(out / run_folder.METRICS), out / run_folder.PLOT)
-    with errors.writing(str(out / run_folder.SUMMARY), "train.job"):
+    with errors.writing(what=str(out / run_folder.SUMMARY), where="train.job"):
         durable_files.write_json(out / run_folder.SUMMARY, summary)
 
 
 def _opening(run: _Run, trainer: Trainer) -> str:
     config, parameters = run.config, sum(p.numel() for p in trainer.strategy.model.parameters())
-    where = device.describe(trainer.strategy.device, config.device)
+    where = devices.describe(trainer.strategy.device, config.device)
     rounds = f" every {config.outer} steps" if config.outer else ""
     shares = f", ZeRO-{config.zero}" if config.zero else ""
     begin = f"resuming after step {run.step}" if run.step else "starting"

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from octavo.train.errors import refuse
 
 
+def codec_of(plan: str) -> str:
+    """Returns the name of the codec of the parameters that no rule of `plan` names."""
+    return re.split("[;+:]", plan.removeprefix("delta+"))[0]  # delta+CODEC is another spelling of CODEC+ef21
+
+
 def is_sign_plan(plan: str) -> bool:
     """Whether `plan` sends signs with magnitudes, of any block size and feedback: these suit 1-bit optimizers."""
-    codec = plan.removeprefix("delta+")  # another spelling of +ef21
-    return re.split("[;+:]", codec)[0] == "sign"
+    return codec_of(plan) == "sign"
 
 
 def keeps_momentum(plan: str) -> bool:

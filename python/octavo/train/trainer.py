@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ import torch.distributed as dist
 
 from octavo.train import evaluate
 from octavo.train.config import TrainConfig
-from octavo.train.data.batches import Batches, answer_tokens
+from octavo.train.data.batches import answer_tokens
 from octavo.train.data.training_data import Data
 from octavo.train.errors import DIVERGED, JobError
 from octavo.train.launch.world import World
@@ -68,10 +67,9 @@ class Trainer:
     def evaluate(self) -> float | None:
         """Returns the mean loss over the held-out rows, or None where it is not finite. Each rank evaluates a share of
         the rows."""
-        share = _Share(self.data.held_out, self.world, EVAL_ROWS)
+        own = islice(self.data.held_out.in_order(EVAL_ROWS), self.world.rank, None, self.world.size)
         with self.strategy.whole_model():
-            mean = evaluate.eval_loss(self.strategy.model, share, max_rows=EVAL_ROWS) if share.batches else 0.0
-        total, tokens = _sum(mean * share.tokens, share.tokens)
+            total, tokens = _sum(*evaluate.summed_loss(self.strategy.model, own))
         self.totals.eval_loss = finite(total / tokens)
         return self.totals.eval_loss
 
@@ -140,22 +138,6 @@ class Trainer:
                 f"[train.trainer] none of the last {skipped} steps, up to step {step}, had a finite gradient: "
                 f"{DIVERGED}; try a smaller --lr or --clip-norm 1"
             )
-
-
-class _Share:
-    """This rank's share of the held-out batches: every W-th one in a world of W ranks. It counts their loss tokens."""
-
-    def __init__(self, batches: Batches, world: World, max_rows: int) -> None:
-        self._all, self._world, self.tokens = batches, world, 0
-        count = math.ceil(min(len(batches), max_rows) / batches.batch_size)
-        self.batches = len(range(world.rank, count, world.size))
-
-    def in_order(self, max_rows: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
-        """Yields this rank's share of what `Batches.in_order` yields."""
-        for index, batch in enumerate(self._all.in_order(max_rows)):
-            if index % self._world.size == self._world.rank:
-                self.tokens += answer_tokens(batch)
-                yield batch
 
 
 def _sum(*values: float) -> list[float]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,19 +66,22 @@ def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
             shutil.rmtree(aside, ignore_errors=True)
         raise
     by_first_rank(lambda: _publish(directory, aside), where, f"give the checkpoint in {directory} its name", group)
+    if group.rank() == 0:
+        _remove_older(directory)
 
 
 def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
-    newest = directory / LATEST
+    """Does what ``ZeroEngine.load_checkpoint`` does, up to ``take_own_parts``."""
     where, what = "zero.load_checkpoint", f"read the checkpoint in {directory}"
+    newest = directory / LATEST
     on_all_ranks(lambda: _require_unchanged(newest, group), where, what, group)  # before anything is read of it
     saved = on_all_ranks(lambda: _saved_of_this_model(engine, newest, group), where, what, group)
-    is_text = {key: isinstance(what, BytesStorageMetadata) for key, what in saved.items()}
+    is_text = {key: isinstance(entry, BytesStorageMetadata) for key, entry in saved.items()}
     texts = {key: None for key in saved if is_text[key]}
     with _errors_of_all(where, what):
         dcp.load(texts, checkpoint_id=newest, process_group=group)
     options = json.loads(texts["groups"])
-    require_same_kind(engine.optimizer, options, "zero.load_checkpoint")
+    require_same_kind(engine.optimizer, options, where)  # before anything changes
     parts = parts_by_name(engine)
     try:
         engine.optimizer.state.clear()  # otherwise old and new states are in memory at once
@@ -85,8 +89,12 @@ def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
         tensors |= {key: _room_for(parts, key, saved[key]) for key in saved if not is_text[key] and key not in tensors}
         with torch.no_grad(), _errors_of_all(where, what):
             dcp.load(tensors, checkpoint_id=newest, process_group=group)
-        load_states(engine, _states_in(texts | tensors), options)
-        engine.handle.load_state_dict(_exchanges_in(texts, tensors))
+
+        def take() -> None:
+            load_states(engine, _states_in(texts | tensors), options)
+            engine.handle.load_state_dict(_exchanges_in(texts, tensors))
+
+        on_all_ranks(take, where, what, group)
     except BaseException as error:
         engine.fail(error)
         raise
@@ -164,14 +172,32 @@ def _prepare(directory: Path, aside: Path) -> None:
 
 
 def _publish(directory: Path, aside: Path) -> None:
-    saves = {path: int(path.name.removeprefix("saved-")) for path in directory.glob("saved-" + "[0-9]" * 6)}
-    final = directory / f"saved-{max(saves.values(), default=0) + 1:06d}"
+    final = directory / f"saved-{max(map(_number_of, _saves(directory)), default=0) + 1:06d}"
     durable_files.sync_folder(aside)
     os.replace(aside, final)
     durable_files.sync_folder(directory)
     durable_files.point_link(directory / LATEST, final.name)
-    for path in saves:
-        shutil.rmtree(path)
+
+
+def _remove_older(directory: Path) -> None:
+    """Removes all checkpoints but the newest. That one is complete by now, so a failure is a warning and no error."""
+    newest = directory / os.readlink(directory / LATEST)
+    for path in _saves(directory):
+        if path != newest:
+            try:
+                path.unlink() if path.is_symlink() else shutil.rmtree(path)
+            except OSError as error:
+                warnings.warn(
+                    f"[zero.save_checkpoint] {path} is no longer needed and cannot be removed: {error}", stacklevel=4
+                )
+
+
+def _saves(directory: Path) -> list[Path]:
+    return list(directory.glob("saved-" + "[0-9]" * 6))
+
+
+def _number_of(save: Path) -> int:
+    return int(save.name.removeprefix("saved-"))
 
 
 def _others(engine: ZeroEngine, parts: dict[str, OwnPart]) -> dict[str, Tensor]:
@@ -189,9 +215,8 @@ def _state_of(engine: ZeroEngine, rank: int) -> dict[str, Any]:
     state = _in_place(engine, parts_by_name(engine))
     for name, of_one in states_by_name(engine).items():
         state |= {f"optimizer/{name}/{key}": value for key, value in of_one.items()}
-    state["groups"] = _text_of(
-        options_of(engine.optimizer)
-    )  # as a text: torch.distributed.checkpoint would take a list apart
+    # as a text: torch.distributed.checkpoint would take a list apart
+    state["groups"] = _text_of(options_of(engine.optimizer))
     about = {}
     for key, value in engine.handle.state_dict().items():
         if isinstance(value, Tensor):
@@ -223,27 +248,33 @@ def _text_of(options: list[dict[str, Any]]) -> str:
 
 
 def _require_this_model(engine: ZeroEngine, saved: dict[str, Any]) -> None:
-    ours = {key: tensor.shape for key, tensor in _in_place(engine, parts_by_name(engine)).items()}
-    theirs = {key: what.size for key, what in saved.items() if key.startswith(("parameters/", "module/"))}
+    ours = {key: (tensor.shape, tensor.dtype) for key, tensor in _in_place(engine, parts_by_name(engine)).items()}
+    theirs = {
+        key: (entry.size, entry.properties.dtype)
+        for key, entry in saved.items()
+        if key.startswith(("parameters/", "module/"))
+    }
     for key in sorted(ours.keys() | theirs.keys()):  # all ranks name the same one
         if ours.get(key) != theirs.get(key):
             raise ValueError(
-                f"[zero.load_checkpoint] this is the checkpoint of another model: it has "
-                f"{_described(theirs.get(key))} for {key.partition('/')[2]}, this model {_described(ours.get(key))}; "
-                f"nothing has changed"
+                f"[zero.load_checkpoint] this is the checkpoint of another model: it has {_kind_of(theirs.get(key))} "
+                f"for {key.partition('/')[2]}, this model {_kind_of(ours.get(key))}; nothing has changed"
             )
 
 
-def _described(shape: torch.Size | None) -> str:
-    return "nothing" if shape is None else f"a tensor of {tuple(shape)}"
+def _kind_of(tensor: tuple[torch.Size, torch.dtype] | None) -> str:
+    if tensor is None:
+        return "nothing"
+    shape, dtype = tensor
+    return f"{str(dtype).removeprefix('torch.')} of {tuple(shape)}"
 
 
-def _room_for(parts: dict[str, OwnPart], key: str, what: TensorStorageMetadata) -> Tensor:
+def _room_for(parts: dict[str, OwnPart], key: str, saved: TensorStorageMetadata) -> Tensor:
     """Returns a tensor to load a saved state to. It is cut as its parameter is, where it has as many elements."""
     part = parts.get(key.partition("/")[2].rpartition("/")[0])
-    if part is not None and what.size == part.values.shape:
-        return torch.zeros_like(part.values.data, dtype=what.properties.dtype)
-    return torch.zeros(what.size, dtype=what.properties.dtype, device="cpu")
+    if part is not None and saved.size == part.values.shape:
+        return torch.zeros_like(part.values.data, dtype=saved.properties.dtype)
+    return torch.zeros(saved.size, dtype=saved.properties.dtype, device="cpu")
 
 
 def _states_in(tensors: dict[str, Any]) -> dict[str, dict[str, Any]]:

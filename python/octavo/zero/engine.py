@@ -7,9 +7,8 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -21,7 +20,7 @@ from octavo.alive import remove_after, while_alive
 from octavo.finite import all_finite
 from octavo.handle import Handle
 from octavo.optim.checks import not_compiled
-from octavo.optim.clipping import require_max_norm
+from octavo.optim.clipping import clip_factor, require_max_norm
 from octavo.parameters import exempt_by_name
 from octavo.plain_model import require_plain_model
 from octavo.rendezvous import as_group, broadcast_from_rank_0, require_backend
@@ -77,8 +76,8 @@ def initialize(
 class ZeroEngine:
     """The engine that ``octavo.initialize`` returns. Calling it is a forward pass of the model.
 
-    After an error in ``backward`` or ``step`` start again from a checkpoint, because ranks may differ and gradients may
-    be lost. Where a backward pass has failed, ``backward``, ``step`` and checkpoints raise RuntimeError.
+    After an error in a backward pass or in the optimizer's step start again from a checkpoint, because ranks may differ
+    and gradients may be lost: ``backward``, ``step`` and checkpoints raise RuntimeError from then on.
     """
 
     def __init__(
@@ -108,18 +107,13 @@ class ZeroEngine:
         mesh = DeviceMesh.from_group(group, device_type)
         self.parts: dict[nn.Parameter, OwnPart] = set_up.share_out(self._engine, config, self._parameters, exempt, mesh)
         set_up.register_graph(self._engine, config, len(self.parts), is_compiled=compiled is not None)
-        for param_group in optimizer.param_groups:
-            trained = [p in self.parts for p in param_group["params"]]  # the others need no gradient
-            param_group["params"] = [self.parts[p].values for p in compress(param_group["params"], trained)]
-            if "param_names" in param_group:
-                param_group["param_names"] = list(compress(param_group["param_names"], trained))
-        optimizer.state.clear()
+        set_up.give_parts(optimizer, self.parts)
         if states:
             self.load_optimizer_state([states], self.optimizer_options())
         del states, kept  # all of each parameter's, on every rank
         self._micro_batches, self._steps = 0, 0
         self._has_gradients = False
-        self._failure: str | None = None  # why a backward pass has failed
+        self._failure: str | None = None  # the error that a backward pass or a step has ended with
         self._take_gradients()
         transfer_bytes, kept_bytes = int(config.gather_mib * 2**20), int(config.reuse_mib * 2**20)
         self._gathering: Gathering | None = None
@@ -159,6 +153,9 @@ class ZeroEngine:
         self._forward = torch.compile(self.module, backend=backend, dynamic=compiled.dynamic, **own_limit)
 
     # ---- a step
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("[zero.initialize] an engine has connections, which no copy can have: call save_checkpoint()")
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         # In stage 3 a parameter is empty between its uses: where a caller has compiled this call, Dynamo must not trace
@@ -230,29 +227,29 @@ class ZeroEngine:
             part.values.grad = part.gradient
         norm = None if self.config.clip_norm is None else self.clip_grad_norm_(self.config.clip_norm)
         self._has_gradients = False
-        self._step_of_optimizer()
-        for part in self.parts.values():
-            part.values.grad = None
-        self.take_own_parts()
+        try:
+            self.optimizer.step()
+            for part in self.parts.values():
+                part.values.grad = None
+            self.take_own_parts()
+        except FloatingPointError:  # of an optimizer's nonfinite="raise", on all ranks: nothing has changed
+            raise
+        except BaseException as error:
+            self.fail(error)
+            explanation = explained.in_step(error, self.optimizer)
+            if explanation is not None:
+                raise explanation from error
+            raise
         self._steps += 1
         if self._compiler is not None:
             self._compiler.begin_step(self._steps)
         return norm
 
-    def _step_of_optimizer(self) -> None:
-        try:
-            self.optimizer.step()
-        except (NotImplementedError, RuntimeError) as error:
-            explanation = explained.in_step(error, self.optimizer)
-            if explanation is None:
-                raise
-            self.fail(error)
-            raise explanation from error
-
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clips the norm of all gradients to ``max_norm``. Returns the norm that they had. All ranks call it together,
-        after the last micro-batch of a step. ``clip_norm`` in the config does it in every step.
+        after the last micro-batch of a step. ``clip_norm`` in the config does it in every step. Gradients whose norm is
+        not finite stay as they are.
 
         It takes the place of ``torch.nn.utils.clip_grad_norm_``, which finds no gradients: they are in the ranks'
         parts. Raises RuntimeError where there are no gradients, ValueError for a norm below 0.
@@ -264,10 +261,10 @@ class ZeroEngine:
         squares = torch.nn.utils.get_total_norm(gradients).double().square()
         dist.all_reduce(squares, group=self._group)
         norm = squares.sqrt()
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for gradient in gradients:
-            gradient.mul_(factor)
-        if factor.isfinite():
+        if norm.isfinite():
+            factor = clip_factor(norm, max_norm)
+            for gradient in gradients:
+                gradient.mul_(factor)
             self.handle.scaled_by(factor.item())
         return norm
 

@@ -41,7 +41,8 @@ def in_backward(error: BaseException, *, is_compiled: bool, is_gathered: bool) -
 
 
 def in_step(error: BaseException, optimizer: Optimizer) -> RuntimeError | None:
-    if "aten." not in str(error):  # so do torch's errors of operators that DTensors do not have
+    # torch names the operator where DTensors do not have it
+    if not isinstance(error, NotImplementedError | RuntimeError) or "aten." not in str(error):
         return None
     is_fused = any(group.get("fused") for group in optimizer.param_groups)
     return RuntimeError(

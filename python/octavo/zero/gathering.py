@@ -165,24 +165,25 @@ class Gathering:
         place = len(self._visits)
         self._visits.append(number)
         is_known = place < len(self._last_visits) and self._last_visits[place] == number
-        if is_known:
-            self._start_ahead(place, 1)
+        if is_known and not self._there.issuperset(self._own[number]):
+            self._start(self._of_a_transfer(place))
         self.gather(self._own[number])
         if is_known:
-            self._start_ahead(place + 1, self._transfer_bytes)
+            self._start_ahead(place + 1)
 
-    def _start_ahead(self, place: int, enough_bytes: int) -> None:
+    def _start_ahead(self, place: int) -> None:
         """Starts a transfer for the visits of the last pass that come next. It begins with the first visit from
         ``place`` on whose parameters are neither whole nor being gathered. Nothing is started where the visits before
-        that one need ``enough_bytes`` already."""
+        that one need the bytes of a transfer already."""
+        there_bytes = 0
         for next_place in range(place, len(self._last_visits)):
             own = self._own[self._last_visits[next_place]]
             if not self._there.issuperset(own):
-                return self._start(self._of_a_transfer(next_place))
-            enough_bytes -= sum(self._bytes[id] for id in own)
-            if enough_bytes <= 0:
-                return None
-        return None
+                self._start(self._of_a_transfer(next_place))
+                return
+            there_bytes += sum(self._bytes[id] for id in own)
+            if there_bytes >= self._transfer_bytes:
+                return
 
     def _of_a_transfer(self, place: int) -> Iterable[int]:
         together: dict[int, int] = {}  # the bytes of each parameter

@@ -15,17 +15,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from octavo.optim.checks import require_same_kind
-from octavo.optim.shards import as_shard, local
+from octavo.optim.shards import as_shard, is_sharded, local
 from octavo.optim.state_formats import floats_of, names_of
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from octavo.zero.engine import ZeroEngine
     from octavo.zero.parts import OwnPart
 
 States = dict[str, dict[str, Any]]  # by parameter's name and key: flat tensors, and scalars that are equal on all ranks
 
+_WHERE = "zero.load_optimizer_state"
 _CODES = "_codes"
 _NUMBERS = {"step", "eta", "mu", "mu_product"}  # which torch's optimizers keep of a parameter, whatever its shape
 _HOOKS = ("_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks")
@@ -113,7 +112,7 @@ def _as_here(here: Any, saved: Any) -> Any:
 
 def load_states(engine: ZeroEngine, states: Mapping[str, Mapping[str, Any]], options: list[dict[str, Any]]) -> None:
     """Restores `states_by_name`, or `own_states`, and `options_of`. Raises ValueError where they do not fit."""
-    require_same_kind(engine.optimizer, options, "zero.load_checkpoint")
+    require_same_kind(engine.optimizer, options, _WHERE)
     places = itertools.count()
     merged = [
         {key: _as_here(group.get(key), value) for key, value in (group | saved).items()}
@@ -121,8 +120,9 @@ def load_states(engine: ZeroEngine, states: Mapping[str, Mapping[str, Any]], opt
         for saved, group in zip(options, engine.optimizer.param_groups, strict=True)
     ]
     parts = parts_by_name(engine)
+    _require_known(states, parts)
     by_place = {
-        place: {key: _as_its_parameter(parts[name], value) for key, value in states[name].items()}
+        place: {key: _as_its_parameter(name, parts[name], value) for key, value in states[name].items()}
         for place, name in enumerate(_names_in_order(engine))
         if states.get(name)
     }
@@ -132,16 +132,24 @@ def load_states(engine: ZeroEngine, states: Mapping[str, Mapping[str, Any]], opt
 
 def of_this_rank(engine: ZeroEngine, ranks: Iterable[Mapping[str, Mapping[str, Any]]]) -> States:
     """Returns the states of this rank, made of the `own_states` of all ranks of another world, in their order."""
-    return redistributed({name: engine.owned(part) for name, part in parts_by_name(engine).items()}, ranks)
+    parts = parts_by_name(engine)
+    sizes = {name: part.values.numel() for name, part in parts.items()}
+    return redistributed(sizes, {name: engine.owned(part) for name, part in parts.items()}, ranks)
 
 
-def redistributed(owned: Mapping[str, tuple[int, int]], ranks: Iterable[Mapping[str, Mapping[str, Any]]]) -> States:
-    """Returns the states of a rank, made of the `own_states` of all ranks of some world, in their order. ``owned``: for
-    each parameter the first element that the rank owns, and how many. Only one element of ``ranks`` is held at a
-    time."""
+def redistributed(
+    sizes: Mapping[str, int],
+    owned: Mapping[str, tuple[int, int]],
+    ranks: Iterable[Mapping[str, Mapping[str, Any]]],
+) -> States:
+    """Returns the states of a rank, made of the `own_states` of all ranks of some world, in their order. ``sizes``: the
+    number of elements of each parameter. ``owned``: for each parameter the first element that the rank owns, and how
+    many. Only one element of ``ranks`` is held at a time. Raises ValueError where the states do not add up to whole
+    parameters."""
     ends = dict.fromkeys(owned, 0)
     own: States = {name: {} for name in owned}
     for states in ranks:
+        _require_known(states, owned)
         for name, state in states.items():
             begin, end = ends[name], ends[name]
             for key, value in state.items():
@@ -155,7 +163,18 @@ def redistributed(owned: Mapping[str, tuple[int, int]], ranks: Iterable[Mapping[
                 if low < high:
                     room[low - first : high - first] = value[low - begin : high - begin]
             ends[name] = end
+    for name, end in ends.items():
+        if end not in (0, sizes[name]):  # 0: nothing is kept of its elements
+            raise ValueError(
+                f"[{_WHERE}] the states of {name} have {end} of its {sizes[name]} elements: give the "
+                f"states of all ranks, in their order"
+            )
     return own
+
+
+def _require_known(states: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    if unknown := states.keys() - known.keys():
+        raise ValueError(f"[{_WHERE}] there are states of {min(unknown)}, which is not trained here")
 
 
 def bytes_of(engine: ZeroEngine) -> int:
@@ -170,6 +189,13 @@ def _names_in_order(engine: ZeroEngine) -> list[str]:
     return [names[values] for group in engine.optimizer.param_groups for values in group["params"]]
 
 
-def _as_its_parameter(part: OwnPart, value: Any) -> Any:
-    is_own = isinstance(value, Tensor) and value.ndim > 0 and not isinstance(value, type(part.values.data))
-    return as_shard(value, part.values) if is_own else value
+def _as_its_parameter(name: str, part: OwnPart, value: Any) -> Any:
+    if not isinstance(value, Tensor) or value.ndim == 0 or is_sharded(value):
+        return value
+    count = local(part.values).numel()
+    if value.shape != (count,):
+        raise ValueError(
+            f"[{_WHERE}] expected {count} elements of {name}, which this rank owns, got a state of "
+            f"{tuple(value.shape)}: give the states of all ranks where another number of ranks has saved them"
+        )
+    return as_shard(value, part.values)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import torch
@@ -82,6 +83,7 @@ def connect(
         # for gradients: a rank that waits for one sends it after gathers that others make before
         rendezvous.connect() if config.zero_stage == 3 else None,
         StatePaging(config.is_paged, str(config.page_dir or "")),
+        config.seed,
     )
 
 
@@ -127,6 +129,16 @@ def share_out(
     return parts
 
 
+def give_parts(optimizer: Optimizer, parts: Mapping[nn.Parameter, OwnPart]) -> None:
+    """Replaces the optimizer's parameters by this rank's parts of them, and leaves out those that need no gradient."""
+    for group in optimizer.param_groups:
+        trained = [parameter in parts for parameter in group["params"]]
+        group["params"] = [parts[parameter].values for parameter in compress(group["params"], trained)]
+        if "param_names" in group:
+            group["param_names"] = list(compress(group["param_names"], trained))
+    optimizer.state.clear()
+
+
 def register_graph(engine: _C.Engine, config: ZeroConfig, parameters: int, *, is_compiled: bool) -> None:
     """Registers the graph of eager passes, of so many parameters. Warns where ranks were to share memory and do not."""
     getattr(engine, f"register_graph_z{config.zero_stage}")(GRAPH, list(range(parameters)))
@@ -134,7 +146,6 @@ def register_graph(engine: _C.Engine, config: ZeroConfig, parameters: int, *, is
     # because gradients of compiled graphs come in between.
     expected = [] if is_compiled else list(reversed(range(parameters)))
     engine.order_gradients(GRAPH, expected, not is_compiled)
-    engine.compressor.seed = config.seed  # it is made with the first graph
     if config.symmetric_memory and engine.why_no_symmetric_memory():
         warnings.warn(
             f"[zero.initialize] ranks use the network in place of symmetric_memory: {engine.why_no_symmetric_memory()}",

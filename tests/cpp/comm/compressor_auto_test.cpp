@@ -96,7 +96,7 @@ TEST(Compressor, NothingIsLostWhileAutoChangesPlans) {
       sum += bucket;
     }
     EXPECT_GT(compressor.auto_stats()->report.measured_steps, 9U);
-    left[static_cast<std::size_t>(rank)] = copy(compressor.state());
+    left[static_cast<std::size_t>(rank)] = copy(compressor.state().tensors);
   });
   EXPECT_TRUE(at::equal(sums[0], sums[1]));
   at::Tensor expected = at::zeros({kCount + 64}, at::kDouble);
@@ -115,24 +115,24 @@ TEST(Compressor, AutoSendsWhatIsOwedBeforeItIsDense) {
     compressor.begin_step();
     compressor.reduce(bucket_of(rank, 0), kSlots);
     auto& owed_before = before[static_cast<std::size_t>(rank)];
-    owed_before = copy(compressor.state());
+    owed_before = copy(compressor.state().tensors);
     compressor.set_plan(Plan::parse("auto"));
 
     compressor.begin_step();  // this step is rolled back, so the residuals are still owed
     at::Tensor bad = bucket_of(rank, 1);
     if (rank == 1) bad[5].fill_(INFINITY);
     compressor.reduce(bad, kSlots);
-    expect_equal(compressor.state(), owed_before);
+    expect_equal(compressor.state().tensors, owed_before);
     compressor.begin_step();
     compressor.reduce(bucket_of(rank, 1), kSlots);
     compressor.abandon_step();
-    expect_equal(compressor.state(), owed_before);
+    expect_equal(compressor.state().tensors, owed_before);
 
     compressor.begin_step();
     at::Tensor& result = results[static_cast<std::size_t>(rank)];
     result = bucket_of(rank, 2);
     compressor.reduce(result, kSlots);
-    EXPECT_TRUE(compressor.state().empty());
+    EXPECT_TRUE(compressor.state().tensors.empty());
     compressor.begin_step();
     at::Tensor next = bucket_of(rank, 3);  // this step may send bf16
     compressor.reduce(next, kSlots);

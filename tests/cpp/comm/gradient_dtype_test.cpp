@@ -48,7 +48,7 @@ std::vector<Trace> train(int world_size, const char* plan, at::ScalarType rounde
       trace.results.push_back(bucket);
     }
     compressor.begin_step();
-    trace.state = compressor_steps::copy(compressor.state());
+    trace.state = compressor_steps::copy(compressor.state().tensors);
   });
   return traces;
 }

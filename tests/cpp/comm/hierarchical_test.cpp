@@ -51,9 +51,9 @@ void run_hosts(HostsWorld world, const std::function<void(const MakeCompressor& 
     };
     const MakeCompressor make = [&](const char* plan) {
       const std::vector<ParameterInfo> parameters = {{"weight", kCount, false, /*rows=*/64}, {"norm", 64, true}};
-      return std::make_unique<Compressor>(wire(between[static_cast<std::size_t>(place)], host, world.hosts),
-                                          Plan::parse(plan), parameters, Collective::all_reduce, nullptr,
-                                          wire(hosts[static_cast<std::size_t>(host)], place, world.ranks_per_host));
+      return std::make_unique<Compressor>(
+          wire(between[static_cast<std::size_t>(place)], host, world.hosts), Plan::parse(plan), parameters,
+          CompressorOptions{.host = wire(hosts[static_cast<std::size_t>(host)], place, world.ranks_per_host)});
     };
     body(make, rank);
   });
@@ -103,7 +103,7 @@ TEST(Hierarchical, AResultIsThatOfHostMeansBetweenTwoRanksForEachRange) {
           weights.copy_(bucket.narrow(0, 0, weights.numel()));
           norms.copy_(bucket.narrow(0, weights.numel(), norms.numel()));
         }
-        kept[static_cast<std::size_t>(2 * host + place)] = without_empty(copy(compressor.state()));
+        kept[static_cast<std::size_t>(2 * host + place)] = without_empty(copy(compressor.state().tensors));
       });
     }
     run_hosts({2, 2}, [&](const MakeCompressor& make, int rank) {
@@ -113,7 +113,7 @@ TEST(Hierarchical, AResultIsThatOfHostMeansBetweenTwoRanksForEachRange) {
         hosts_step(*compressor, bucket);
         EXPECT_TRUE(at::equal(bucket, expected[static_cast<std::size_t>(at_step)])) << plan << ", step " << at_step;
       }
-      expect_equal(without_empty(compressor->state()), kept[static_cast<std::size_t>(rank)]);
+      expect_equal(without_empty(compressor->state().tensors), kept[static_cast<std::size_t>(rank)]);
     });
   }
 }
@@ -158,12 +158,12 @@ TEST(Hierarchical, ANaNAnywhereIsToldToAllAndLeavesNoTrace) {
         const auto compressor = make("sign+ef");
         at::Tensor bucket = bucket_of(rank, 0);
         hosts_step(*compressor, bucket);
-        const auto before = copy(compressor->state());
+        const auto before = copy(compressor->state().tensors);
         at::Tensor bad = bucket_of(rank, 1);
         if (rank == bad_rank) bad[place].fill_(std::numeric_limits<float>::quiet_NaN());
         hosts_step(*compressor, bad);
         EXPECT_FALSE(std::isfinite(bad[place].item<float>()));
-        expect_equal(compressor->state(), before);
+        expect_equal(compressor->state().tensors, before);
         EXPECT_EQ(compressor->stats().nonfinite_steps, 1U);
       });
     }
@@ -221,14 +221,13 @@ TEST(Hierarchical, RanksOfHostsWithAnotherPlanAreTold) {
 }
 
 TEST(Hierarchical, StatesGoOnAndAreRedistributedOverOtherHosts) {
-  std::vector<std::map<std::string, at::Tensor>> saved(4);
+  std::vector<CompressorState> saved(4);
   run_hosts({2, 2}, [&](const MakeCompressor& make, int rank) {
     const auto original = make("sign+ef"), resumed = make("sign+ef");
     at::Tensor first = bucket_of(rank, 0);
     hosts_step(*original, first);
     saved[static_cast<std::size_t>(rank)] = copy(original->state());
     resumed->load_state(saved[static_cast<std::size_t>(rank)]);
-    resumed->set_step(original->step());
     at::Tensor a = bucket_of(rank, 1), b = bucket_of(rank, 1);
     hosts_step(*original, a);
     hosts_step(*resumed, b);
@@ -237,8 +236,8 @@ TEST(Hierarchical, StatesGoOnAndAreRedistributedOverOtherHosts) {
   run_hosts({3, 2}, [&](const MakeCompressor& make, int rank) {
     const auto compressor = make("sign+ef");
     const auto place = static_cast<std::size_t>(rank % 2);
-    compressor->load_state_of({saved[place], saved[2 + place]});
-    const auto loaded = compressor->state();
+    compressor->load_world({saved[place], saved[2 + place]});
+    const auto loaded = compressor->state().tensors;
     const Range own = owned_range(kCount / 2, rank / 2, 3);
     EXPECT_EQ(loaded.at("owner/weight").numel(), static_cast<std::int64_t>(own.count));
     EXPECT_EQ(loaded.at("worker/weight").numel(), static_cast<std::int64_t>(kCount / 2 - own.count));

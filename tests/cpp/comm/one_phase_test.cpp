@@ -44,14 +44,14 @@ TEST_P(OnePhaseOfZeros, AGradientThatIsZeroOnAllRanksStaysZeroAndPaysNoDebt) {
     const std::vector<ParameterInfo> table = {
         {"weight", static_cast<std::uint64_t>(count), false, kRowsOfWeight, Ownership::rows(kColumnsOfWeight)}};
     Compressor compressor(std::make_unique<Wire>(backend, std::chrono::milliseconds(20000)), Plan::parse(c.plan), table,
-                          c.collective);
+                          CompressorOptions{.collective = c.collective});
     const at::Tensor gradient = at::sin(at::arange(count, at::kFloat) * (rank + 1)).to(c.dtype);
     EXPECT_TRUE(step(compressor, gradient, rank).any().item<bool>());
-    const auto owed = compressor.state();
+    const auto owed = compressor.state().tensors;
     for (int again = 0; again < 2; ++again) {
       EXPECT_FALSE(step(compressor, at::zeros_like(gradient), rank).any().item<bool>());
     }
-    for (const auto& [name, tensor] : compressor.state()) EXPECT_TRUE(at::equal(tensor, owed.at(name))) << name;
+    for (const auto& [name, tensor] : compressor.state().tensors) EXPECT_TRUE(at::equal(tensor, owed.at(name))) << name;
   });
 }
 

@@ -28,7 +28,7 @@ StateStore paged_store(const std::string& directory = "") {
 /// Makes a step that keeps `value` for every element.
 void keep_everywhere(StateStore& state, float value) {
   std::fill_n(state.at(0, kKept).next<float>(kPagedCount, c10::kCPU), kPagedCount, value);
-  state.keep(0, true);
+  state.set_sent(0, true);
   state.end_step(/*commit=*/true);
 }
 
@@ -76,7 +76,7 @@ class PagedStateDeviceTest : public FakeManagedTest {
     const LaunchScope scope(device_);
     scope.kernels().add_owed(scope.queue(), {now}, 1.0F, nullptr, nullptr, kPagedCount, next);
     state.evict(0);
-    state.keep(0, true);
+    state.set_sent(0, true);
     state.end_step(/*commit=*/true);
     guard_.synchronizeDevice(0);
   }

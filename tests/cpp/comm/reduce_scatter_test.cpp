@@ -25,7 +25,8 @@ std::shared_ptr<Compressor> make(const BackendPtr& backend, const char* plan) {
       {"weight", kWeightRows * kWeightColumns, false, kWeightRows, Ownership::rows(kWeightColumns)},
       {"bias", kBias, true, 1, Ownership::rows(1)}};
   return std::make_shared<Compressor>(std::make_unique<Wire>(backend, std::chrono::milliseconds(20000)),
-                                      Plan::parse(plan), parameters, Collective::reduce_scatter);
+                                      Plan::parse(plan), parameters,
+                                      CompressorOptions{.collective = Collective::reduce_scatter});
 }
 
 /// Returns a rank's gradients: of the weight, then of the bias.
@@ -110,7 +111,7 @@ TEST(ReduceScatter, WhatWasSentAndWhatIsOwedAddUpToTheGradients) {
     const at::Tensor bucket = bucket_of(gradients_of(rank), kWorld);
     compressor->begin_step();
     compressor->reduce(bucket, {{0, 0}, {1, 12 * kWeightColumns}}, 1.0);
-    const auto residuals = compressor->state();
+    const auto residuals = compressor->state().tensors;
     EXPECT_EQ(residuals.size(), 1U) << "no owner's, none of what is exempt";
     const Sent sent = sent_part(kWeightRows * kWeightColumns, rank, kWorld, Ownership::rows(kWeightColumns));
     at::Tensor all = at::zeros({kWeightRows * kWeightColumns});
@@ -165,7 +166,7 @@ TEST(ReduceScatter, OverHitsWhatWasSentAndWhatIsOwedAddUpOfOwnRowsToo) {
     const at::Tensor bucket = bucket_of(gradients_of(rank), kWorld);
     compressor->begin_step();
     compressor->reduce(bucket, {{0, 0}, {1, 12 * kWeightColumns}});
-    const auto residuals = compressor->state();
+    const auto residuals = compressor->state().tensors;
     EXPECT_EQ(residuals.size(), 2U) << "worker and own";
     const Sent sent = sent_part(kWeightRows * kWeightColumns, rank, kWorld, Ownership::rows(kWeightColumns));
     const auto first = static_cast<std::int64_t>(sent.own.first), count = static_cast<std::int64_t>(sent.own.count);
@@ -219,7 +220,7 @@ TEST(ReduceScatter, RanksThatSeeFiniteShardsRollBackToo) {
     compressor->reduce(bucket, {{0, 0}, {1, 12 * kWeightColumns}});
     EXPECT_EQ(at::isfinite(bucket.view({3, -1})[rank]).all().item<bool>(), rank != 2);
     EXPECT_EQ(compressor->stats().nonfinite_steps, 1U);
-    EXPECT_TRUE(compressor->state().empty());
+    EXPECT_TRUE(compressor->state().tensors.empty());
   });
 }
 

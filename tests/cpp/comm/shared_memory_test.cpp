@@ -28,8 +28,8 @@ using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
 constexpr auto kEnough = milliseconds(20000), kShort = milliseconds(50);
 
-c10::intrusive_ptr<SharedBackend> shared_over(const BackendPtr& backend, milliseconds deadline = kEnough) {
-  const Reached reached = reach_by_shared_memory(backend, true, deadline);
+c10::intrusive_ptr<SharedBackend> shared_over(const BackendPtr& backend, milliseconds timeout = kEnough) {
+  const Reached reached = reach_by_shared_memory(backend, true, timeout);
   EXPECT_EQ(reached.why_not, "");
   return c10::intrusive_ptr<SharedBackend>::reclaim_copy(dynamic_cast<SharedBackend*>(reached.backend.get()));
 }

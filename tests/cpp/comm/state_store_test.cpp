@@ -29,12 +29,12 @@ TEST(StateStore, AStepIsCommittedParameterByParameterOrNotAtAll) {
   StateStore state = store(0, 2);
   write(state, 0, kSent, 72, 1);
   write(state, 1, kSent, 36, 2);
-  state.keep(0, true);
+  state.set_sent(0, true);
   state.end_step(/*commit=*/true);
   EXPECT_EQ(first_bits(state, 0, kSent), 1);
   EXPECT_EQ(first_bits(state, 1, kSent), 0) << "it was not to be kept";
   write(state, 0, kSent, 72, 3);
-  state.keep(0, true);
+  state.set_sent(0, true);
   state.end_step(/*commit=*/false);
   EXPECT_EQ(first_bits(state, 0, kSent), 1);
   state.end_step(/*commit=*/true);
@@ -71,7 +71,7 @@ TEST(StateStore, ARoleMayLiveWhereNothingWasSent) {
   StateStore state{kParameters, {kSent, kWhole}, 0, 2};
   write(state, 0, kSent, 72, 1);
   state.at(0, kWhole).next<float>(200, c10::kCPU)[0] = 5;
-  state.keep(0, false);
+  state.set_sent(0, false);
   state.end_step(/*commit=*/true);
   EXPECT_EQ(first_bits(state, 0, kSent), 0);
   EXPECT_EQ(state.at(0, kWhole).now<float>(c10::kCPU)[0], 5);
@@ -85,7 +85,7 @@ TEST(StateStore, ARoleMayLiveWhereNothingWasSent) {
 TEST(StateStore, IsSavedAndLoaded) {
   StateStore state = store(0, 2);
   write(state, 0, kOwned, 128, 5);
-  state.keep(0, true);
+  state.set_sent(0, true);
   state.end_step(/*commit=*/true);
   StateStore other = store(0, 2);
   other.load(state.save());

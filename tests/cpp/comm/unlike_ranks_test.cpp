@@ -27,7 +27,7 @@ const ZeroOneGraph::Shapes kUnlikeShapes = {{40, 3}, {9, 7}, {5}, {40, 3}, {700}
 
 dc::EngineOptions over(bool shared_memory) {
   dc::EngineOptions options;
-  options.deadline = std::chrono::seconds(20);
+  options.timeout = std::chrono::seconds(20);
   options.symmetric_memory = shared_memory;
   return options;
 }

@@ -158,7 +158,7 @@ TEST(EnginePass, OthersOfARankThatGivesUpAloneEndByTheirDeadline) {
   std::promise<void> first_has_ended;
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     dc::EngineOptions options;
-    options.deadline = std::chrono::milliseconds(300);
+    options.timeout = std::chrono::milliseconds(300);
     ZeroOneGraph own(backend, 2, kOfPass, options);
     ASSERT_EQ(own.engine.why_no_symmetric_memory(), "") << "the other back end, that of threads, has no deadline";
     own.engine.start_backward(true);

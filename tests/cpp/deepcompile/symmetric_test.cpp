@@ -80,7 +80,7 @@ TEST(EngineSymmetricMemory, AStepMayHaveMoreBucketsThanThereArePlaces) {
     constexpr long kCount = HostRanks::kSlots + 100;
     const auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
     dc::Engine engine(group, backend, /*bucket_size=*/2,
-                      {.deadline = std::chrono::milliseconds(4000), .symmetric_memory = true});
+                      {.timeout = std::chrono::milliseconds(4000), .symmetric_memory = true});
     const at::Tensor values = at::zeros({kCount, 2});
     std::vector<long> ids;
     for (long id = 0; id < kCount; ++id) {

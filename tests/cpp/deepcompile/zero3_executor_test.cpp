@@ -282,7 +282,7 @@ TEST(Zero3Executor, DoublesAreGatheredToTheBit) {
   const at::Tensor whole = bits.view(at::kDouble).view({43, 3});
   for (const int world : {1, 2, 3}) {
     run_ranks(world, [&](const BackendPtr& backend, int rank) {
-      const Range own = owned_range(kElements, rank, world, Ownership::shares());
+      const Range own = owned_range(kElements, rank, world, Ownership::equal_ranges());
       const at::Tensor shard =
           whole.view(-1).narrow(0, static_cast<std::int64_t>(own.first), static_cast<std::int64_t>(own.count));
       auto registry = std::make_shared<dc::DSParamRegistry>();

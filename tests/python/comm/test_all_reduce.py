@@ -41,6 +41,15 @@ def test_sums_and_is_bit_identical(three_ranks, plan, dtype):
     assert (results[0].float() - expected).abs().max() <= slack * expected.abs().max()
 
 
+@pytest.mark.parametrize("plan", ["dense", "int8"])
+def test_floats_of_8_bits_are_summed_in_float32(three_ranks, plan):
+    """No back end of torch adds them up."""
+    results = three_ranks.run(sum_over_ranks, plan, torch.float8_e4m3fn)
+    expected = sum(values_of(rank, torch.float8_e4m3fn).float() for rank in range(3))
+    assert all(torch.equal(r.float(), results[0].float()) for r in results)
+    assert (results[0].float() - expected).abs().max() <= 0.1 * expected.abs().max()
+
+
 def sum_of_products(rank: int, plan: str) -> torch.Tensor:
     left = torch.randn(64, 3, generator=torch.Generator().manual_seed(rank))
     tensor = left @ torch.randn(3, 200, generator=torch.Generator().manual_seed(9))
@@ -303,8 +312,8 @@ def calls_without_sense(rank: int) -> list[str]:
 
 def test_what_is_no_timeout_no_group_of_this_rank_or_no_tensor_of_values_is_refused(two_ranks):
     _, said = two_ranks.run(calls_without_sense)
-    assert "timeout_s must be a number of seconds above 0 and of at most a year, got -1.0" in said[0]
-    assert "timeout_s must be a number of seconds above 0 and of at most a year, got None" in said[1]
+    assert "timeout_s must be a number of seconds, of at least 0.001 and at most a year, got -1.0" in said[0]
+    assert "timeout_s must be a number of seconds, of at least 0.001 and at most a year, got None" in said[1]
     assert "expected group as a process group, such as new_group() returns, got [0, 1]" in said[2]
     assert "one without memory, of the meta device" in said[3]
     assert "a DTensor: pass its to_local()" in said[4]

@@ -96,6 +96,43 @@ def test_gradients_that_are_dropped_are_owed_no_longer(two_ranks, plan):
     assert max(norms[BURST + 1 :]) < 8 * ORDINARY, norms
 
 
+def read_between(rank: int, plan: str, read: str) -> tuple[bool, list[str]]:
+    """Returns whether a burst that was clipped, or dropped, leaves no trace where figures are read or a state is saved
+    before; and the errors."""
+    is_clean, said = True, []
+    for give_up in ("clip", "drop"):
+        model, handle = wrapped(plan)
+        for step in range(2):
+            backward(model, gradient(rank, step))
+            handle.clip_grad_norm_(ORDINARY)
+        before = residuals(handle)
+        backward(model, gradient(rank, BURST))
+        left = {one["name"]: one["residual_rms"] for one in getattr(handle, read)()} if read == "parameter_stats" else 0
+        getattr(handle, read)()
+        try:
+            handle.clip_grad_norm_(ORDINARY) if give_up == "clip" else handle.drop_gradients()
+        except ValueError as error:
+            said.append(str(error))
+            continue
+        after = residuals(handle)
+        is_clean &= all(torch.equal(before[key], after[key]) for key in before)
+        assert read != "parameter_stats" or left["weight"] > 100 * handle.parameter_stats()[0]["residual_rms"]
+    return is_clean, said
+
+
+@pytest.mark.parametrize("plan", ["sign+ef", "int4+ef:8bit"])
+def test_figures_may_be_read_before_a_burst_is_given_up(two_ranks, plan):
+    """They are those of what the burst would leave, and do not keep it."""
+    for read in ("stats", "parameter_stats"):
+        assert two_ranks.run(read_between, plan, read) == [(True, [])] * 2
+
+
+def test_a_burst_is_not_given_up_once_its_step_has_ended(two_ranks):
+    for _, said in two_ranks.run(read_between, "sign+ef", "state_dict"):
+        assert [one.partition("]")[0] for one in said] == ["[comm.scale_step", "[comm.drop_step"]
+        assert all("the step has ended" in one and "such as state_dict()" in one for one in said)
+
+
 def burst_after_a_nan(rank: int) -> bool:
     """Returns whether the clip of the burst left what was owed as it was."""
     model, handle = wrapped("int4+ef")
@@ -303,7 +340,7 @@ def test_the_gradients_of_other_optimizers_are_clipped_too_or_the_clip_is_refuse
 
 
 def test_a_share_outside_0_to_1_is_refused(two_ranks):
-    with pytest.raises(Exception, match=r"\[comm.scale_step\] expected a share from 0 to 1, got 2"):
+    with pytest.raises(Exception, match=r"\[comm.scale_step\] expected a factor from 0 to 1, got 2"):
         two_ranks.run(scale_by_two)
 
 

@@ -2,6 +2,7 @@
 """What the handle of a compressed DDP model remembers: saved, resumed to the bit, redistributed, and refused where it
 does not fit."""
 
+import copy
 import warnings
 
 import pytest
@@ -77,6 +78,8 @@ def refuse_states(rank: int) -> None:
     ):
         with pytest.raises(ValueError, match=words):
             other_handle.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"of one run saved together, got those of the steps \d, \d+"):
+        other_handle.load_state_dict([{**good, "rank": 0, "step": 3}, {**good, "rank": 1, "step": 1}])
     with pytest.raises(TypeError, match="pass what state_dict"):
         other_handle.load_state_dict(None)
     with warnings.catch_warnings():
@@ -146,6 +149,29 @@ def test_a_layer_that_was_frozen_at_compress_is_refused_by_the_hooks_way_of_fail
     """What the first bucket has changed in the meantime is rolled back."""
     for said in two_ranks.run(thawed):
         assert "holds a parameter that the model did not have at octavo.compress, or that was frozen then" in said
+
+
+def unfrozen_later(rank: int) -> tuple[list[str], str]:
+    """Unfreezes a layer that was frozen when DDP wrapped the model, and so is in none of its buckets. Returns the
+    warnings of three passes, and what a copy of the handle says."""
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    model[0].requires_grad_(False)
+    wrapped = DistributedDataParallel(model)
+    handle = octavo.compress(wrapped, "int4+ef", optimizer=octavo.optim.AdamW8bit(model.parameters()))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(3):
+            model[0].requires_grad_(step > 0)
+            wrapped(torch.ones(2, 6)).square().mean().backward()
+    with pytest.raises(TypeError) as refused:
+        copy.deepcopy(handle)
+    return [str(one.message) for one in told], str(refused.value)
+
+
+def test_a_parameter_that_is_unfrozen_later_is_named_once(two_ranks):
+    for told, refused in two_ranks.run(unfrozen_later):
+        assert len(told) == 1 and told[0].startswith("[ddp.compress] 0.weight was frozen when the model was wrapped")
+        assert refused == "[handle.Handle] a handle has connections, which no copy can have: save state_dict()"
 
 
 def load_in_another_memory_format(rank: int) -> str:

@@ -44,7 +44,7 @@ def save_and_resume(rank: int) -> None:
     without_seed = {key: value for key, value in state.items() if key != "seed"}
     resumed_handle.load_state_dict(without_seed)
     assert resumed_handle.state_dict()["seed"] == 0
-    with pytest.raises(ValueError, match="got those of runs with the seeds 0, 3"):
+    with pytest.raises(ValueError, match="got those of the seeds 0, 3"):
         resumed_handle.load_state_dict([{**state, "rank": 0}, {**without_seed, "rank": 1}])
 
 

@@ -390,7 +390,8 @@ def poison(rank: int, make, poisoned: bool) -> str:
     handle = octavo.compress(model, "sign+ef", optimizer=optimizer)
     for step in range(8):
         if not poisoned and step in (1, 6):
-            handle._compressor.step += 1  # the rounding depends on the step's number
+            state = handle.state_dict()
+            handle.load_state_dict(state | {"step": state["step"] + 1})  # the rounding depends on the step's number
             continue
         gradients = gradients_of(rank, step)
         if rank == 1 and step in (1, 6):

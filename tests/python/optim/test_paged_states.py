@@ -65,10 +65,10 @@ def train(rank: int, plan: str, paging: Options) -> tuple[list[str], dict]:
             model, handle, optimizer = make(plan, paging)
             model.module.load_state_dict(saved[0])
             handle.load_state_dict(saved[1])
-            require_paged(list(handle._compressor.state().values()), bool(paging))
+            require_paged(list(handle._compressor.state().tensors.values()), bool(paging))
         step_once(model, optimizer, rank, step)
         digests.append(digest(model))
-    require_paged(list(handle._compressor.state().values()), bool(paging))
+    require_paged(list(handle._compressor.state().tensors.values()), bool(paging))
     state = handle.state_dict()
     assert not any(_C.is_managed(value) for value in state.values() if isinstance(value, Tensor)), "they are copies"
     return digests, state
@@ -89,7 +89,7 @@ def hosts(rank: int, paging: Options) -> tuple[list[str], dict]:
     for step in range(3):
         step_once(model, optimizer, rank, step)
         digests.append(digest(model))
-    require_paged(list(handle._compressor.state().values()), bool(paging))
+    require_paged(list(handle._compressor.state().tensors.values()), bool(paging))
     return digests, handle.state_dict()
 
 
@@ -104,7 +104,7 @@ def sharded(rank: int, paging: Options) -> tuple[list[str], dict]:
     for step in range(3):
         step_sharded(model, optimizer, rank, step)
         digests.append(sharded_digest(model))
-    require_paged(list(handle._compressor.state().values()), bool(paging))
+    require_paged(list(handle._compressor.state().tensors.values()), bool(paging))
     return digests, handle.state_dict()
 
 
@@ -123,7 +123,7 @@ def by_zero(rank: int, stage: int, paging: Options) -> tuple[list[str], dict]:
         for batch in range(2):
             step_by_zero(engine, rank, batch)
             digests.append(digest(nn.ParameterList(part.values.detach().to_local() for part in engine.parts.values())))
-        require_paged(list(engine.handle._compressor.state().values()), bool(paging))
+        require_paged(list(engine.handle._compressor.state().tensors.values()), bool(paging))
         state = engine.handle.state_dict()
     return digests, state
 
@@ -159,7 +159,7 @@ def leave_nothing(rank: int, page_dir: str | None) -> None:
     handle = octavo.compress(model, "int4+ef", is_paged=True, page_dir=page_dir)
     for _ in range(2):
         model(torch.randn(4, 64)).square().mean().backward()
-    kept = sum(tensor.nbytes for tensor in handle._compressor.state().values())
+    kept = sum(tensor.nbytes for tensor in handle._compressor.state().tensors.values())
     assert _C.arena_stats()[kind]["live_bytes"] - before["live_bytes"] == 2 * kept > 0, "both generations"
     has_files = page_dir is not None and page_dir in Path("/proc/self/maps").read_text()
     assert has_files == (page_dir is not None)
@@ -226,7 +226,7 @@ def train_joined(rank: int, name: str, paging: Options) -> tuple[list[str], dict
         step_once(model, optimizer, rank, step)
         digests.append(digest(model))
     require_paged(states_of(optimizer), bool(paging))
-    require_paged(list(handle._compressor.state().values()), bool(paging))
+    require_paged(list(handle._compressor.state().tensors.values()), bool(paging))
     return digests, handle.state_dict()
 
 

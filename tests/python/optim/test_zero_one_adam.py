@@ -59,6 +59,14 @@ def test_one_process_needs_no_handle(dtype):
             torch.testing.assert_close(parameter.detach().double(), one.x[0], rtol=0.05, atol=0.05)
 
 
+def test_a_finite_gradient_whose_norm_overflows_is_a_gradient():
+    parameter = nn.Parameter(torch.zeros(8))
+    optimizer = build([parameter])
+    parameter.grad = torch.full((8,), 1e19)
+    optimizer.step()
+    assert parameter.detach().any() and parameter.isfinite().all()
+
+
 def test_memory_formats_and_strides_do_not_matter():
     torch.manual_seed(0)
     weight, results = torch.randn(8, 4, 3, 3), []

@@ -106,9 +106,10 @@ def refusal(rank: int, options: dict) -> str:
         (dict(steps="x"), "steps must be a whole number of 0 or more, got 'x'"),
         (dict(momentum=1.0), "momentum must be in [0, 1)"),
         (dict(average="votes"), "average must be 'ranks' or 'hits'"),
-        (dict(timeout_s=-1.0), "timeout_s must be a number of seconds above 0 and of at most a year"),
-        (dict(timeout_s=1e18), "timeout_s must be a number of seconds above 0 and of at most a year, got 1e+18"),
-        (dict(timeout_s=None), "timeout_s must be a number of seconds above 0 and of at most a year, got None"),
+        (dict(timeout_s=-1.0), "timeout_s must be a number of seconds, of at least 0.001 and at most a year"),
+        (dict(timeout_s=0.0004), "timeout_s must be a number of seconds, of at least 0.001 and at most a year"),
+        (dict(timeout_s=1e18), "of at least 0.001 and at most a year, got 1e+18"),
+        (dict(timeout_s=None), "of at least 0.001 and at most a year, got None"),
         (dict(group=dist.GroupMember.NON_GROUP_MEMBER), "this process is no rank of the group"),
         (dict(group=[0, 1]), "expected group as a process group, such as new_group() returns, got [0, 1]"),
         (dict(exempt=3), "expected exempt as patterns of parameters' names or as a function of name and parameter"),
@@ -297,7 +298,7 @@ def test_hooks_of_a_state_are_the_inner_optimizers():
     with solo_world():
         outer = octavo.Outer(model := Net(), torch.optim.SGD(model.parameters()))
         for when in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
-            with pytest.raises(ValueError, match="give the hook to the inner optimizer"):
+            with pytest.raises(ValueError, match="give hooks of states to the inner optimizer"):
                 getattr(outer, f"register_{when}_hook")(print)
 
 
@@ -416,8 +417,9 @@ def test_a_buffer_with_a_nan_is_what_it_was_at_the_last_round():
             outer.zero_grad()
             loss.backward()
             if step == 3:
-                with pytest.warns(UserWarning, match="was skipped by all ranks"):
+                with pytest.warns(UserWarning, match="was skipped by all ranks") as told:
                     outer.step()
+                assert told[0].filename == __file__  # where the caller can look
                 assert torch.equal(model[1].running_mean, at_last_round)
             else:
                 outer.step()

@@ -283,6 +283,14 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
                 "expected 7 parameters in group 0 of AdamW, got 1",
             ),
             ({**before, "rank": 1}, "this is rank 0 of 1, the state is of rank 1 of 1"),
+            (
+                {**before, "own": before["own"] | {"parameter/first.weight": torch.zeros(1)}},
+                r"its first.weight has the shape \(1,\), not \(96, 48\)",
+            ),
+            (
+                {**before, "shared": before["shared"] | {"momentum/last.bias": torch.full((50,), torch.nan)}},
+                "'momentum/last.bias' of the state of rank 0 has a NaN or an infinity",
+            ),
             ([before, {**before, "step": 6}], r"of one step, got those of .*\(1, 5\), \(1, 6\)"),
             ([before, before], r"expected one state of each rank, got ranks \[0, 0\]"),
             ({**before, "positions": [[1, 0, 0, False, False, 0.0, 0.0]] * 2}, "the state has 2 fragments"),
@@ -295,6 +303,23 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
         after = outer.state_dict()
         for part in ("shared", "own"):
             assert all(torch.equal(before[part][key], after[part][key]) for key in before[part])
+
+
+def with_a_residual_that_is_not_finite(rank: int) -> str:
+    _, outer = train(rank, 4, plan="sign+ef", every=4)
+    state = outer.state_dict()
+    key = next(key for key in state["own"] if "/worker/" in key)
+    state["own"][key][0] = torch.nan
+    try:
+        outer.load_state_dict(state)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_residual_that_is_not_finite_is_refused(two_ranks):
+    for rank, said in enumerate(two_ranks.run(with_a_residual_that_is_not_finite)):
+        assert f"of the state of rank {rank} has a NaN or an infinity, and all later rounds would be skipped" in said
 
 
 def test_the_state_of_another_kind_of_inner_optimizer_is_refused():

@@ -23,7 +23,7 @@ import torch
 def served():
     return torch.accelerator.is_available(), torch.accelerator.current_accelerator(), hasattr(torch, "sycl")
 before = served()
-import octavo, octavo.accelerator, octavo.info, octavo.optim, octavo.train.device
+import octavo, octavo.accelerator, octavo.info, octavo.optim, octavo.train.devices
 octavo.get_accelerator()
 octavo.SyclKernel("", "nothing")
 x = torch.ones(3, requires_grad=True)

@@ -237,10 +237,10 @@ def refused(rank: int, options: dict[str, Any], device: str, passes: list[str], 
         (({"zero_stage": 3}, "cpu", ["gather", "offload_parameters"]), "and the model is there already"),
         (({"zero_stage": 2}, "cpu", ["reduce", "offload_activations"]), "and the model is there already"),
         (({"zero_stage": 2}, "sycl", ["reduce", OFFLOAD], "PagedAdamW"), "PagedAdamW pages what it keeps by itself"),
-        (({"zero_stage": 2}, "sycl", ["reduce", "offload_parameters"]), "in stage 2 that is something with"),
+        (({"zero_stage": 2}, "sycl", ["reduce", "offload_parameters"]), "in stage 2 there is such memory only with"),
         (
             ({"zero_stage": 3}, "sycl", ["gather", "offload_parameters", "prefetch"]),
-            "offload_parameters comes after prefetch",
+            "offload_parameters must come after prefetch",
         ),
         (
             ({"zero_stage": 3}, "sycl", ["gather", "selective_gather", "offload_parameters"]),

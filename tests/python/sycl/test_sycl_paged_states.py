@@ -33,7 +33,7 @@ def train(rank: int, device: str, plan: str, is_paged: bool) -> list[Tensor]:
                 optimizer.step()
             optimizer.zero_grad()
         saved = handle.state_dict()
-    for kept in handle._compressor.state().values():
+    for kept in handle._compressor.state().tensors.values():
         assert _C.is_managed(kept) == is_paged
     states = [value.cpu() for value in saved.values() if isinstance(value, Tensor)]
     return [p.detach().cpu() for p in model.parameters()] + states

@@ -107,6 +107,12 @@ def test_a_resumed_run_keeps_older_steps_until_it_has_two_of_its_own(shelf):
     assert saved_steps(shelf.folder) == [3, 2]
 
 
+def test_whoever_may_read_one_file_of_a_step_may_read_all(shelf):
+    save(shelf.writer(), 3)
+    modes = {path.name: path.stat().st_mode for path in step_folder(shelf.folder, 3).iterdir()}
+    assert modes[OPTIMIZER] and len(set(modes.values())) == 1
+
+
 def test_links_lead_to_the_newest_step_and_only_to_what_transformers_opens(shelf):
     save(shelf.writer(), 1, 2)
     assert os.readlink(shelf.folder / "latest") == "step-000002"

@@ -7,8 +7,8 @@ import dataclasses
 
 import pytest
 
+from octavo.cores import check_local_ranks
 from octavo.train.config import TrainConfig
-from octavo.train.cores import check_local_ranks
 from octavo.train.optimizer import learning_rate
 from octavo.train.optimizer_names import ADAMS, LIONS
 from octavo.train.plan_text import parse_compare
@@ -73,6 +73,8 @@ pytestmark = pytest.mark.timeout(30)
             "sign-vote",
         ),
         (dict(optimizer="lion", compare=("sign-vote", "randomk:0.1")), "and randomk:0.1 leaves most values unsent"),
+        (dict(optimizer="lion", plan="delta+topk:0.01"), "and delta+topk:0.01 leaves most values unsent"),
+        (dict(zero=1, plan="auto;bias=dense"), "measures the exchanges of replicas: with --zero name a plan"),
         (dict(optimizer="lion", plan="threshold:3"), "and threshold:3 leaves most values unsent"),
         (dict(optimizer="zero-one-adam", clip_norm=1.0), "--clip-norm has no meaning for zero-one-adam, which sends"),
         (dict(optimizer="zero-one-adam", plan="auto"), "--optimizer zero-one-adam needs a plan that keeps magnitudes"),

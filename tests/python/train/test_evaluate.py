@@ -12,7 +12,7 @@ from octavo.train import evaluate
 from octavo.train.data.batches import IGNORE, Batches
 from octavo.train.data.dataset import Corpus, Example
 from octavo.train.data.tokenizer import prompt, train_tokenizer
-from octavo.train.evaluate import eval_loss, exact_match, sample_answers
+from octavo.train.evaluate import exact_match, sample_answers, summed_loss
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -111,15 +111,13 @@ def test_the_loss_weighs_every_token_the_same(
     assert len(rows) == 1 and len(batches) == 2
     with torch.no_grad():
         expected = float(copy.deepcopy(model).eval()(**rows[0]).loss)
-    assert eval_loss(model, batches) == pytest.approx(expected, rel=1e-5)
+    total, tokens = summed_loss(model, batches.in_order())
+    assert tokens == (rows[0]["labels"][:, 1:] != IGNORE).sum()
+    assert total / tokens == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_loss_can_be_capped(model: LlamaForCausalLM, batches: Batches) -> None:
-    first = next(iter(batches.in_order(1)))
-    assert (first["labels"] != IGNORE).any()
-    with torch.no_grad():
-        expected = float(copy.deepcopy(model).eval()(**first).loss)
-    assert eval_loss(model, batches, max_rows=1) == pytest.approx(expected, rel=1e-5)
+def test_the_loss_of_no_batches_is_that_of_no_tokens(model: LlamaForCausalLM) -> None:
+    assert summed_loss(model, []) == (0.0, 0)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -128,7 +126,7 @@ def test_nothing_is_left_behind(
 ) -> None:
     model.train(training)
     before, drawn = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    eval_loss(model, batches)
+    summed_loss(model, batches.in_order())
     exact_match(model, tokenizer, TAUGHT)
     assert model.training is training
     assert torch.equal(drawn, torch.get_rng_state())
@@ -145,7 +143,7 @@ def test_train_mode_returns_after_an_error(
     model.train()
     monkeypatch.setattr(model, "forward", fail)
     with pytest.raises(RuntimeError, match="no"):
-        eval_loss(model, batches)
+        summed_loss(model, batches.in_order())
     assert model.training and torch.is_grad_enabled()
 
 
@@ -156,10 +154,16 @@ def test_plain_text_is_continued(model: LlamaForCausalLM, tokenizer: PreTrainedT
     assert not answer.correct
 
 
-def test_nothing_to_evaluate_is_an_error(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, batches: Batches
+def test_an_opening_of_plain_text_ends_with_a_whole_character(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
+    """Characters that the tokenizer has not seen are several tokens, one for each byte."""
+    for length in range(20, 24):
+        text = Example("", "", "a" * (length - 20) + "佑噈卾上佇侩哗垸厣土唹嚱" * 3)
+        [answer] = sample_answers(model, tokenizer, [text], 1, max_new_tokens=4)
+        assert text.output == answer.instruction + answer.expected
+
+
+def test_no_examples_are_an_error(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match=r"\[train.evaluate\] there are no examples"):
         exact_match(model, tokenizer, [])
-    with pytest.raises(ValueError, match=r"\[train.evaluate\] there is no row to evaluate"):
-        eval_loss(model, batches, max_rows=0)

@@ -17,8 +17,8 @@ import pytest
 import torch
 from train_runs import clean_environment, nano_config, read_curve, train_command
 
+from octavo.cores import usable_cores
 from octavo.train.config import TrainConfig
-from octavo.train.cores import usable_cores
 from octavo.train.errors import EXIT_JOB, EXIT_PEER, EXIT_RANK, exit_code
 from octavo.train.launch import launcher, world
 

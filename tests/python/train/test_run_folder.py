@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -184,6 +186,15 @@ def test_two_runs_at_once_on_one_out_are_refused(world, tmp_path):
     ):
         run_job(config, world, None)
     run_job(config, world, None)
+
+
+def test_a_disk_without_locks_is_told(tmp_path, monkeypatch):
+    def without_locks(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(run_folder.fcntl, "flock", without_locks)
+    with pytest.raises(ValueError, match=r"cannot be locked \(Function not implemented\), as on some network disks"):
+        run_folder.lock(tmp_path)
 
 
 def test_the_rate_of_the_adamw_beside_muon_makes_a_run_another(tmp_path):

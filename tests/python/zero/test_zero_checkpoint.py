@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import resource
 import signal
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -404,6 +405,105 @@ def test_a_checkpoint_that_breaks_off_ends_the_engine(two_ranks, tmp_path):
         assert f" cannot read the checkpoint in {tmp_path / 'one'}: " in of_load
         assert of_load.startswith("RuntimeError: [zero.load_checkpoint] rank ")
         assert said.startswith("RuntimeError: [zero.backward] this engine has ended with an error before")
+
+
+class Failing(torch.optim.SGD):
+    """An optimizer one rank of which runs out of memory when half of a step is done."""
+
+    failing_rank = -1
+
+    def step(self, closure=None):
+        if torch.distributed.get_rank() == self.failing_rank:
+            self.param_groups[0]["params"][0].data.mul_(2)
+            raise torch.OutOfMemoryError("no memory for the step")
+        return super().step(closure)
+
+    def load_state_dict(self, state_dict):
+        if torch.distributed.get_rank() == self.failing_rank:
+            raise torch.OutOfMemoryError("no memory for the states")
+        super().load_state_dict(state_dict)
+
+
+def failed_half_way(rank: int, folder: str, what: str) -> list[str]:
+    """Returns the error of a step or of a load that fails on rank 1, and of a save after it."""
+    model = net()
+    optimizer = Failing(model.parameters(), lr=0.3, momentum=0.9)
+    engine = octavo.initialize(model, optimizer, {"zero_stage": 1, "timeout_s": 5})
+    train(engine, rank, 1)
+    engine.save_checkpoint(folder)
+    optimizer.failing_rank = 1
+    said = []
+    attempts = {"step": lambda: train(engine, rank, 1), "load": lambda: engine.load_checkpoint(folder)}
+    for attempt in (attempts[what], lambda: engine.save_checkpoint(folder)):
+        try:
+            attempt()
+        except (RuntimeError, TimeoutError) as error:
+            said.append(str(error))
+    return said
+
+
+@pytest.mark.parametrize("what", ["step", "load"])
+def test_half_a_step_or_load_is_never_saved(two_ranks, tmp_path, what):
+    folder = tmp_path / "one"
+    of_0, of_1 = two_ranks.run(failed_half_way, str(folder), what)
+    if what == "load":
+        assert all("rank 1 cannot read the checkpoint" in said[0] and "no memory" in said[0] for said in (of_0, of_1))
+    else:
+        assert of_1[0] == "no memory for the step"
+    assert all("this engine has ended with an error before" in said[1] for said in (of_0, of_1))
+    assert (folder / "latest").resolve().name == "saved-000001"
+
+
+def load_half_of_the_states(rank: int) -> list[str]:
+    model = net()
+    engine = octavo.initialize(model, torch.optim.AdamW(model.parameters()), {"zero_stage": 1})
+    train(engine, rank, 1)
+    own, options = engine.optimizer_state(), engine.optimizer_options()
+    all_ranks: list[Any] = [None, None]
+    torch.distributed.all_gather_object(all_ranks, own)
+    engine.load_optimizer_state(all_ranks, options)
+    assert all(
+        torch.equal(own[name][key], now) for name, of in engine.optimizer_state().items() for key, now in of.items()
+    )
+    strange = [{**one, "9.weight": one["0.weight"]} for one in all_ranks]
+    return [said_by(partial(engine.load_optimizer_state, states, options)) for states in (all_ranks[:1], strange)]
+
+
+def test_states_that_are_not_those_of_all_ranks_are_refused(two_ranks):
+    for missing, strange in two_ranks.run(load_half_of_the_states):
+        assert "the states of 0.weight have 8 of its 16 elements: give the states of all ranks" in missing
+        assert "there are states of 9.weight, which is not trained here" in strange
+
+
+def save_twice_where_the_first_cannot_be_removed(rank: int, folder: str) -> list[str]:
+    engine = engine_of(net(), 1)
+    engine.save_checkpoint(folder)
+    if rank == 0:
+        (Path(folder) / "saved-000001").rename(f"{folder}-elsewhere")
+        (Path(folder) / "saved-000001").symlink_to(f"{folder}-elsewhere")  # as on a disk that was full
+        (Path(folder) / "saved-000000").write_text("a file")
+    torch.distributed.barrier()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        engine.save_checkpoint(folder)
+    return [str(one.message) for one in told]
+
+
+def test_an_older_checkpoint_that_cannot_be_removed_is_a_warning(two_ranks, tmp_path):
+    of_0, of_1 = two_ranks.run(save_twice_where_the_first_cannot_be_removed, str(tmp_path / "one"))
+    assert len(of_0) == 1 and "saved-000000 is no longer needed and cannot be removed" in of_0[0] and not of_1
+    assert sorted(path.name for path in (tmp_path / "one").glob("saved-*")) == ["saved-000000", "saved-000002"]
+    assert (tmp_path / "one" / "latest").resolve().name == "saved-000002"
+
+
+def load_into_another_dtype(rank: int, folder: str) -> str:
+    engine_of(net(), 1).save_checkpoint(folder)
+    return said_by(lambda: engine_of(net().bfloat16(), 1).load_checkpoint(folder))
+
+
+def test_a_checkpoint_of_another_dtype_is_refused(two_ranks, tmp_path):
+    for said in two_ranks.run(load_into_another_dtype, str(tmp_path / "one")):
+        assert "it has float32 of (4,) for 0.bias, this model bfloat16 of (4,)" in said
 
 
 def load_where_one_rank_has_none(rank: int, folder: str) -> list[str]:

@@ -25,6 +25,50 @@ def by_compiled(rank: int, steps: int, config: dict[str, Any]) -> list[float]:
     return [step_once(engine, rank, batch) for batch in range(steps * engine.config.accumulation_steps)]
 
 
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = nn.GroupNorm(4, 16)
+        self.second = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+        self.last = nn.ConvTranspose2d(16, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.second(self.norm(self.first(x)).relu()).relu())
+
+
+def with_convolutions(rank: int, config: dict[str, Any] | None) -> list[float]:
+    """Returns losses of the engine, or of DistributedDataParallel without a config."""
+    torch._dynamo.reset()
+    model = Convolutions()
+    if config is None:
+        ddp = nn.parallel.DistributedDataParallel(model)
+        optimizer, backward = adamw(ddp), Tensor.backward
+    else:
+        ddp = optimizer = octavo.initialize(model, adamw(model), config)
+        backward = optimizer.backward
+    losses = []
+    for step in range(4):
+        x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+        x = x.to(memory_format=torch.channels_last if step > 1 else torch.contiguous_format)
+        loss = ddp(x).square().mean()
+        backward(loss)
+        optimizer.step()
+        if config is None:
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(("stage", "backend"), [(1, "inductor"), (3, "inductor"), (3, "aot_eager")])
+def test_convolutions_are_trained_as_by_ddp(two_ranks, stage, backend):
+    """Inductor copies their weights to channels_last, which must not be before they are whole."""
+    compiled = two_ranks.run(with_convolutions, {"zero_stage": stage, "compile": {"backend": backend}}, timeout_s=120)
+    for got, expected in zip(compiled, two_ranks.run(with_convolutions, None), strict=True):
+        assert got == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("stage", [1, 3])
 def test_generated_code_gives_them_too(two_ranks, stage):
     expected = two_ranks.run(by_ddp, 1, None, 8)

@@ -220,7 +220,7 @@ def refused(rank: int, compile: Any, schedule: Any = None) -> str:
         (True, [(1, ["gather"])], "whose steps begin with 0"),
         (True, [(0, ["gather", "fly"])], "there is no pass 'fly'"),
         (True, [(0, ["reduce"])], "stage 3 needs the pass gather"),
-        (True, [(0, ["gather"]), (2, ["prefetch", "gather"])], "step 2: prefetch comes after one of ['gather']"),
+        (True, [(0, ["gather"]), (2, ["prefetch", "gather"])], "step 2: prefetch needs one of ['gather'] before it"),
         (True, [(0, ["gather", "prefetch"])], "prefetch needs a step that was measured"),
     ],
 )
@@ -235,7 +235,7 @@ def test_contracts_name_what_excludes_each_other():
     passes = dict(BUILT_IN) | {"mine": Pass(lambda graph: None, Contract(conflicts=frozenset({"reduce"})))}
     with pytest.raises(ValueError, match="mine and reduce exclude each other"):
         require_sound([(0, ["reduce", "mine"])], passes, Setting(1, "inductor"))
-    with pytest.raises(ValueError, match="gather is of stage"):
+    with pytest.raises(ValueError, match="gather is for stage"):
         require_sound([(0, ["gather"])], passes, Setting(2, "inductor"))
 
 

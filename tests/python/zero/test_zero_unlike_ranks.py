@@ -174,5 +174,5 @@ def test_the_death_of_a_rank_ends_the_step_of_the_others(stage, compiled, shared
     finally:
         pool.stop()
     said = (tmp_path / "said").read_text()
-    assert "rank 0: rank 1 (process" in said if shared else "rank 0: the connection to a peer failed" in said, said
+    assert "rank 0: rank 1 (process" in said if shared else "rank 0: an exchange with a peer failed" in said, said
     assert "; it happened in the " in said

@@ -212,6 +212,19 @@ def test_gradients_are_clipped_by_the_engine(two_ranks, stage):
         assert "[zero.clip_grad_norm_] call it between" in by_hand[2]
 
 
+def clip_what_overflows(rank: int) -> tuple[float, list[float], list[float]]:
+    engine = engine_of(net(), 1)
+    engine.backward(engine(inputs_of(rank)).mean() * 1e24)
+    before = [part.gradient.to_local().tolist() for part in engine.parts.values()]
+    norm = engine.clip_grad_norm_(1.0).item()
+    return norm, before, [part.gradient.to_local().tolist() for part in engine.parts.values()]
+
+
+def test_gradients_whose_norm_is_not_finite_stay_as_they_are(two_ranks):
+    for norm, before, after in two_ranks.run(clip_what_overflows):
+        assert norm == float("inf") and before == after
+
+
 def differentiate_an_old_graph(rank: int, stage: int) -> str:
     engine = engine_of(net(), stage)
     first, second = (engine(inputs_of(rank)).square().mean() for _ in range(2))

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo.cores import usable_cores
 from octavo.durable_files import write_json
-from octavo.train.cores import usable_cores
 from octavo.train.errors import DIVERGED
 from octavo.train.launch import die_with_parent
 

@@ -114,16 +114,17 @@ def lock(out: Path) -> IO[str]:
     """Locks `out` against other runs until the file is closed or its process is gone. Raises ValueError where another
     run has the lock."""
     durable_files.make_folder(out)
-    with errors.writing(str(out / LOCK), "train.run_folder"):
+    with errors.writing(what=str(out / LOCK), where="train.run_folder"):
         file = (out / LOCK).open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         file.close()
-        raise ValueError(
-            f"[train.run_folder] --out {out} is locked by another running job: choose another --out, or wait for "
-            "that job to end"
-        ) from None
+        if isinstance(error, BlockingIOError):
+            trouble, hint = "is locked by another running job", ", or wait for that job to end"
+        else:
+            trouble, hint = f"cannot be locked ({error.strerror}), as on some network disks", " on a disk with locks"
+        raise ValueError(f"[train.run_folder] --out {out} {trouble}: choose another --out{hint}") from error
     return file
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_model
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from octavo import durable_files
-from octavo.train import device
+from octavo.train import devices
 from octavo.train.checkpoint import state_file
 from octavo.train.checkpoint.restore import Found, broadcast_tree, load_rank_states
 from octavo.train.checkpoint.writer import MODEL, OPTIMIZER, TRAINER
@@ -40,7 +40,7 @@ def shared_writer(strategy: Strategy, tokenizer: PreTrainedTokenizerFast, totals
 def rank_state(strategy: Strategy) -> dict[str, Any]:
     """Returns this rank's own state: its error-feedback residuals and its random streams; with local steps also its
     parameters and its optimizer's state, with ZeRO also its part of the optimizer's state."""
-    rng = {"rng": torch.get_rng_state(), "device_rng": device.rng_state(strategy.device)}
+    rng = {"rng": torch.get_rng_state(), "device_rng": devices.rng_state(strategy.device)}
     return {"handle": strategy.own_state(), **rng}
 
 
@@ -84,5 +84,5 @@ def restore(strategy: Strategy, world: World, optimizer_state: Any, folder: Path
             pass
     if own:
         torch.set_rng_state(own["rng"])
-        device.set_rng_state(strategy.device, own.get("device_rng"))
+        devices.set_rng_state(strategy.device, own.get("device_rng"))
     return lost

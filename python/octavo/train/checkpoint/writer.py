@@ -112,7 +112,7 @@ class CheckpointWriter:
         self._world.agree(lambda: self._on_leader(self._prune))
 
     def _write(self, step: int, phase: Callable[[], None]) -> None:
-        with writing(f"the checkpoint of step {step} in {self._folder}", "train.writer"):
+        with writing(what=f"the checkpoint of step {step} in {self._folder}", where="train.writer"):
             phase()
 
     def _on_leader(self, work: Callable[[], None]) -> None:
@@ -155,7 +155,7 @@ class CheckpointWriter:
         """Removes what a killed run had not finished writing."""
         if not self._disk.is_leader:
             return
-        with writing(str(self._folder), "train.writer"):
+        with writing(what=str(self._folder), where="train.writer"):
             durable_files.make_folder(self._folder)
             for path in self._folder.glob(_ASIDE + "*"):
                 _remove(path)
@@ -176,6 +176,9 @@ def _make_empty(folder: Path) -> None:
 
 
 def _publish(aside: Path, final: Path) -> None:
+    mode = (aside / manifest.NAME).stat().st_mode
+    for path in aside.iterdir():
+        path.chmod(mode)  # files of safetensors may be read by their owner alone
     # `final` exists only where it did not verify on every disk: a good step is not written again.
     if os.path.lexists(final):
         stale = aside.with_name(f"{_ASIDE}stale-{final.name}")

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from octavo.train.data.dataset import Example
 from octavo.train.data.rng import Rng
-from octavo.train.data.tokenizer import rounds, token_ids
+from octavo.train.data.tokenizer import prompts_and_answers, token_ids
 
 IGNORE = -100
 """The label that transformers' loss leaves out."""
@@ -113,8 +113,8 @@ class _Table:
         return len(self._rows)
 
     def answer_tokens(self, indices: list[int]) -> int:
-        """Returns how many tokens are in the loss of these rows: the first token of a row is predicted from nothing."""
-        return int((self._rows[indices, 1, 1:] != IGNORE).sum())
+        """Returns how many tokens are in the loss of these rows."""
+        return _loss_tokens(self._rows[indices, 1])
 
     def batch(self, indices: list[int]) -> dict[str, Tensor]:
         ids, labels, positions, parts = self._rows[indices].long().unbind(1)
@@ -144,8 +144,13 @@ def _row(samples: list[Sample], seq_len: int, pad_id: int) -> Tensor:
 
 
 def answer_tokens(batch: dict[str, Tensor]) -> int:
-    """Returns how many tokens are in the loss of a batch: the first token of a row is predicted from nothing."""
-    return int((batch["labels"][:, 1:] != IGNORE).sum())
+    """Returns how many tokens are in the loss of a batch."""
+    return _loss_tokens(batch["labels"])
+
+
+def _loss_tokens(labels: Tensor) -> int:
+    """Returns how many labels are in the loss: the first token of a row is predicted from nothing."""
+    return int((labels[:, 1:] != IGNORE).sum())
 
 
 def encode(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> list[Sample]:
@@ -154,11 +159,11 @@ def encode(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, seq_
     The loss is on every answer and its <eos>, or on the whole of a plain text, every token once. A question that does
     not fit into the row with its answer loses its front, but keeps at least half of the row.
     """
-    all_rounds = [rounds(example) for example in examples]
-    prompts = iter(token_ids(tokenizer, [asked for chat in all_rounds for asked, _ in chat]))
-    answers = iter(token_ids(tokenizer, [said for chat in all_rounds for _, said in chat]))
+    chats = [prompts_and_answers(example) for example in examples]
+    prompts = iter(token_ids(tokenizer, [asked for chat in chats for asked, _ in chat]))
+    answers = iter(token_ids(tokenizer, [said for chat in chats for _, said in chat]))
     samples: list[Sample] = []
-    for example, chat in zip(examples, all_rounds, strict=True):
+    for example, chat in zip(examples, chats, strict=True):
         ids, labels = [tokenizer.bos_token_id], [IGNORE]
         for asked, said in zip(islice(prompts, len(chat)), islice(answers, len(chat)), strict=True):
             learnt = said if example.is_text else [*said, tokenizer.eos_token_id]

@@ -21,7 +21,7 @@ _LONGEST_WORD = 1000
 length, and for a picture in letters it would be hours. Words of a language are shorter by far."""
 
 
-def rounds(example: Example) -> list[tuple[str, str]]:
+def prompts_and_answers(example: Example) -> list[tuple[str, str]]:
     """Returns the prompts of an example, each with its answer: one, or as many as a chat has. <eos> follows each
     answer."""
     if example.is_text:
@@ -38,14 +38,14 @@ def rounds(example: Example) -> list[tuple[str, str]]:
 def prompt(example: Example) -> str:
     """Returns what precedes the answer: the Alpaca headings with their text, or nothing for plain text.
 
-    For a chat it is the last prompt of its `rounds`.
+    For a chat it is the last prompt of its `prompts_and_answers`.
     """
-    return rounds(example)[-1][0]
+    return prompts_and_answers(example)[-1][0]
 
 
 def answer(example: Example) -> str:
     """Returns what the model is to say after the prompt, its leading space included."""
-    return rounds(example)[-1][1]
+    return prompts_and_answers(example)[-1][1]
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int | None = None) -> PreTrainedTokenizerFast:
@@ -98,7 +98,7 @@ def default_vocab_size(corpus: Corpus) -> int:
 
 def _texts(corpus: Corpus) -> Iterator[str]:
     for example in corpus.train:
-        for asked, said in rounds(example):
+        for asked, said in prompts_and_answers(example):
             yield asked
             yield said
 

@@ -26,8 +26,8 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from octavo.cores import check_local_ranks, usable_cores
 from octavo.train.config import TrainConfig
-from octavo.train.cores import check_local_ranks, usable_cores
 from octavo.train.errors import ERROR_MARK, EXIT_JOB, EXIT_PEER, sentence, tracebacks_wanted
 from octavo.train.launch.local_ranks import STOP_SIGNALS, LocalRanks, blame
 from octavo.train.launch.world import PARENT_STORE, env_number

@@ -111,7 +111,7 @@ class MetricsLog:
                 self._file.close()
 
     def _writing(self) -> AbstractContextManager[None]:
-        return writing(str(self._path), "train.metrics")
+        return writing(what=str(self._path), where="train.metrics")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import octavo
-from octavo.train import device
+from octavo.train import devices
 from octavo.train.errors import JobError
 from octavo.train.optimizer import optimizer_options
 from octavo.train.report import memory
@@ -58,7 +58,7 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
         "dense_bytes_per_step": totals.dense_bytes / totals.step,
         "compression_ratio": _ratio(totals.dense_bytes, totals.wire_bytes),
         "compression_ratio_after_warmup": _ratio(totals.late_dense_bytes, totals.late_wire_bytes),
-        "peak_device_bytes": max(world.gather(device.peak_bytes(strategy.device))),
+        "peak_device_bytes": max(world.gather(devices.peak_bytes(strategy.device))),
         "peak_managed_bytes": max(world.gather(memory.peak_managed_bytes())),
         "peak_host_bytes": max(world.gather(memory.peak_host_bytes())),
         "state_bytes_per_param": optimizer_bytes / parameters,

@@ -80,8 +80,9 @@ def number(value: float | None) -> str:
 
 def size(count: float) -> str:
     """Returns bytes as text, in powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
+    unit = "B"
+    for larger in ("kB", "MB", "GB"):
+        if count < 1000:
+            break
+        count, unit = count / 1000, larger
+    return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from transformers import LlamaForCausalLM
 
-from octavo.train import device as devices
+from octavo.train import devices
 from octavo.train.config import TrainConfig
 from octavo.train.data.training_data import Data
 from octavo.train.launch.world import World

@@ -38,7 +38,8 @@ def as_state_dict(
 ) -> State:
     """Returns one ``state_dict`` made of the parts of all ranks, given in rank order. `options`: the saved parameter
     groups. `groups`: the names of the optimizer's parameters in each group."""
-    whole = redistributed({name: (0, p.numel()) for name, p in parameters.items()}, ranks)
+    sizes = {name: p.numel() for name, p in parameters.items()}
+    whole = redistributed(sizes, {name: (0, size) for name, size in sizes.items()}, ranks)
     places = {name: place for place, name in enumerate(name for group in groups for name in group)}
     state = {
         places[name]: {key: _shaped(value, parameters[name]) for key, value in of_one.items()}

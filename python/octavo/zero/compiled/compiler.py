@@ -25,10 +25,10 @@ from octavo.zero.compile_config import CompileConfig
 from octavo.zero.compiled.device import Device
 from octavo.zero.compiled.graph import Profile, ZeroGraph
 from octavo.zero.compiled.lowering import (
-    INDUCTOR_OPTIONS,
     Compile,
     Lowered,
     inductor_compiler,
+    inductor_options,
     require_code_for,
     run_as_is,
 )
@@ -235,11 +235,12 @@ class ZeroCompiler:
 
         def inner_compile(graph: GraphModule, graph_inputs: Sequence[Any], **options: Any) -> Lowered:
             is_backward = bool(options.get("is_backward", False))
-            return add(graph, ids, graph_id, is_backward, inductor_compiler(graph_inputs, options))
+            return add(graph, ids, graph_id, is_backward, inductor_compiler(graph_inputs, options, settings))
 
-        options = {**INDUCTOR_OPTIONS, "custom_partitioner_fn": _Partitioner(part)}
+        settings = inductor_options(self._setting.stage)
+        patches = {**settings, "custom_partitioner_fn": _Partitioner(part)}
         with functorch_config.patch(donated_buffer=self._may_reuse_saved_memory()):
-            return compile_fx(module, inputs, inner_compile=inner_compile, config_patches=options)
+            return compile_fx(module, inputs, inner_compile=inner_compile, config_patches=patches)
 
     def _may_reuse_saved_memory(self) -> bool:
         """Whether generated code may write to the memory of saved values after their last use. It must not where that

@@ -21,10 +21,15 @@ from octavo.zero.compiled.measure import Measuring
 Runner: TypeAlias = Callable[[list[Any]], Any]  # takes its inputs out of the list that it is called with
 Compile: TypeAlias = Callable[[GraphModule], Runner]
 
-INDUCTOR_OPTIONS: dict[str, Any] = {
-    "fx_graph_cache": False,  # graphs have ids of this process in them
-    "reorder_for_peak_memory": False,  # passes have put transfers at their places
-}
+
+def inductor_options(stage: int) -> dict[str, Any]:
+    """Returns the settings of Inductor for graphs of this stage of ZeRO."""
+    return {
+        "fx_graph_cache": False,  # graphs have ids of this process in them
+        "reorder_for_peak_memory": False,  # passes have put transfers at their places
+        # it copies the weight of a convolution to channels_last where it enters the graph: before it is gathered
+        "layout_optimization": stage < 3 and inductor_config.layout_optimization,
+    }
 
 
 class Lowered:
@@ -88,16 +93,17 @@ def run_as_is(module: GraphModule) -> Runner:
     return module.forward
 
 
-def inductor_compiler(inputs: Sequence[Any], options: dict[str, Any]) -> Compile:
-    """Returns a function that compiles a graph by Inductor. It must be made while Inductor compiles the graph for the
-    first time, because it keeps that time's context for later."""
+def inductor_compiler(inputs: Sequence[Any], options: dict[str, Any], settings: dict[str, Any]) -> Compile:
+    """Returns a function that compiles a graph by Inductor, with its ``options`` of this graph and its ``settings``. It
+    must be made while Inductor compiles the graph for the first time, because it keeps that time's context for
+    later."""
     fake_mode, context = V.fake_mode, torch._guards.TracingContext.try_get()
 
     def compile(module: GraphModule) -> Runner:
         with (
             V.set_fake_mode(fake_mode),
             torch._guards.tracing(context),
-            inductor_config.patch(INDUCTOR_OPTIONS),
+            inductor_config.patch(settings),
         ):
             return compile_fx_inner(module, inputs, **options)
 

@@ -93,8 +93,8 @@ def _no_optimizer_to_offload(setting: Setting) -> str:
 def _no_parameters_to_offload(setting: Setting) -> str:
     if setting.stage < 3 and not setting.has_parts_apart:
         return (
-            f"moves what a rank has apart from the parameters that graphs compute with: in stage {setting.stage} that "
-            f"is something with a codec of gather alone"
+            f"moves what a rank has apart from the parameters that graphs compute with: in stage {setting.stage} there "
+            f"is such memory only with a codec of gather"
         )
     return _on_the_host(setting)
 
@@ -170,12 +170,12 @@ def _require_sound_step(step: int, names: Iterable[str], passes: Mapping[str, Pa
         _require_fit(where, name, contract, setting)
         if missing := contract.requires - provided:
             providers = [n for n, p in passes.items() if p.contract.provides & missing]
-            raise ValueError(f"{where} {name} comes after one of {providers}, which makes graphs {sorted(missing)}")
+            raise ValueError(f"{where} {name} needs one of {providers} before it, which makes graphs {sorted(missing)}")
         for other in done:
             if other in contract.conflicts or name in passes[other].contract.conflicts:
                 raise ValueError(f"{where} {name} and {other} exclude each other")
             if name in passes[other].contract.after:
-                raise ValueError(f"{where} {other} comes after {name}")
+                raise ValueError(f"{where} {other} must come after {name}")
         if contract.needs_profile and step < 2:
             raise ValueError(f"{where} {name} needs a step that was measured: schedule it for step 2 or a later one")
         provided |= contract.provides
@@ -187,7 +187,7 @@ def _require_sound_step(step: int, names: Iterable[str], passes: Mapping[str, Pa
 def _require_fit(where: str, name: str, contract: Contract, setting: Setting) -> None:
     stage, backend = setting.stage, setting.backend
     if stage not in contract.stages:
-        raise ValueError(f"{where} {name} is of stage {sorted(contract.stages)}, and this is stage {stage}")
+        raise ValueError(f"{where} {name} is for stage {sorted(contract.stages)}, and this is stage {stage}")
     if backend not in contract.backends:
         raise ValueError(f"{where} {name} is for the backend {sorted(contract.backends)}, and this is {backend}")
     if reason := contract.why_not(setting):

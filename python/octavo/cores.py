@@ -3,8 +3,6 @@
 
 import os
 
-from octavo.train.errors import refuse
-
 RANKS_PER_CORE = 4
 """More local ranks per core than this only wait for one another."""
 
@@ -19,7 +17,7 @@ def usable_cores() -> int:
 def check_local_ranks(nproc: int, cores: int) -> None:
     """Raises ValueError for more ranks on one machine than make sense."""
     if nproc > RANKS_PER_CORE * cores:
-        refuse(
-            f"--nproc must be at most {RANKS_PER_CORE * cores} here ({RANKS_PER_CORE} ranks per core, {cores} cores), "
-            f"not {nproc}"
+        raise ValueError(
+            f"[cores] --nproc must be at most {RANKS_PER_CORE * cores} here ({RANKS_PER_CORE} ranks per core, {cores} "
+            f"cores), not {nproc}"
         )

@@ -10,7 +10,7 @@ from fork_server import run_code
 import octavo
 import octavo.sycl
 from octavo.accelerator import CPU_Accelerator, CUDA_Accelerator
-from octavo.train import device
+from octavo.train import devices
 
 
 @pytest.fixture
@@ -27,21 +27,21 @@ def test_auto_takes_the_accelerator_that_is_asked_for(detection):
     if octavo.sycl.why_missing():
         pytest.skip(f"no device sycl: {octavo.sycl.why_missing()}")
     detection.setenv("OCTAVO_ACCELERATOR", "sycl")
-    taken = device.choose("auto")
-    assert taken.type == "sycl" and device.describe(taken, "auto") == str(taken)
+    taken = devices.choose("auto")
+    assert taken.type == "sycl" and devices.describe(taken, "auto") == str(taken)
 
 
 def test_auto_is_the_cpu_where_nothing_else_is(detection):
     detection.setattr(CUDA_Accelerator, "is_available", lambda self: False)
-    taken = device.choose("auto")
-    assert taken == torch.device("cpu") and device.describe(taken, "auto") == "cpu"
+    taken = devices.choose("auto")
+    assert taken == torch.device("cpu") and devices.describe(taken, "auto") == "cpu"
 
 
 def test_the_cpu_is_taken_without_loading_the_run_time_of_sycl(detection):
     """The threads of that library would exist at the end of every process; one process was ended by SIGABRT in them."""
     code = (
-        "from octavo.train import device\ntaken = device.choose('auto')\n"
-        "print(taken, device.describe(taken, 'auto'))\nprint('liboctavo_sycl' in open('/proc/self/maps').read())"
+        "from octavo.train import devices\ntaken = devices.choose('auto')\n"
+        "print(taken, devices.describe(taken, 'auto'))\nprint('liboctavo_sycl' in open('/proc/self/maps').read())"
     )
     exit_code, said, complaint = run_code(code, OCTAVO_ACCELERATOR="cpu")
     assert exit_code == 0, complaint
@@ -50,17 +50,17 @@ def test_the_cpu_is_taken_without_loading_the_run_time_of_sycl(detection):
 
 def test_auto_says_why_it_leaves_the_accelerator_alone(detection):
     detection.setattr(CUDA_Accelerator, "is_available", lambda self: True)
-    taken = device.choose("auto")
+    taken = devices.choose("auto")
     assert taken == torch.device("cpu")
-    assert device.describe(taken, "auto") == "cpu (Octavo has no kernels for cuda here)"
-    assert device.describe(taken, "cpu") == "cpu"
+    assert devices.describe(taken, "auto") == "cpu (Octavo has no kernels for cuda here)"
+    assert devices.describe(taken, "cpu") == "cpu"
 
 
 def test_a_device_that_is_absent_is_refused_with_the_reason(detection):
     detection.setattr(CUDA_Accelerator, "is_available", lambda self: False)
     detection.setattr(CUDA_Accelerator, "why_absent", lambda self: "nobody bought one")
     with pytest.raises(NotImplementedError, match=r"cuda was asked for and no such device is here: nobody bought one$"):
-        device.choose("cuda")
+        devices.choose("cuda")
 
 
 def test_ranks_of_a_machine_take_turns_over_its_devices(detection):
@@ -76,5 +76,5 @@ def test_ranks_of_a_machine_take_turns_over_its_devices(detection):
     detection.setattr(octavo.accelerator, "accelerator_named", lambda name: Two())
     for rank in range(4):
         detection.setenv("LOCAL_RANK", str(rank))
-        device.choose("cpu")
+        devices.choose("cpu")
     assert chosen == [0, 1, 0, 1]

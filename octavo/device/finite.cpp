@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/device/finite.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+namespace octavo {
+
+/// The least and the greatest value are NaN where any value is. They are found in one pass at the speed of memory,
+/// which torch's norms of order infinity and its isfinite are not.
+bool all_finite(const at::Tensor& tensor) {
+  const at::Tensor values = tensor.is_sparse() ? tensor._values() : tensor;
+  if (values.numel() == 0) return true;
+  const auto [least, greatest] = at::aminmax(values);
+  return std::isfinite(least.item<double>()) && std::isfinite(greatest.item<double>());
+}
+
+}  // namespace octavo
