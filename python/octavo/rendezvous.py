@@ -75,14 +75,14 @@ class Rendezvous:
         # a clone: a store blocks its other callers while it waits
         self._store = dist.PrefixStore(f"octavo/{purpose}", group.get_group_store().clone())
         self._attempt: dist.Store | None = None
-        self._rounds = 0
+        self._meetings = 0
 
     def exchange(self, text: str) -> list[str]:
         """Returns the ``text`` of every rank, in the order of ranks."""
         if self._attempt is None:
             self._attempt = self._meet()
-        self._rounds += 1
-        keys = self._keys(self._rounds)
+        self._meetings += 1
+        keys = self._keys(self._meetings)
         self._attempt.set(keys[self._rank], text)
         return [self._text(rank, key) for rank, key in enumerate(keys)]
 
@@ -92,7 +92,7 @@ class Rendezvous:
         same one."""
         ranks = ranks if ranks is not None else range(self._size)
         self.exchange("")  # Gloo's own timeout does not name the missing rank
-        store = dist.PrefixStore(f"gloo {self._rounds} from rank {ranks[0]}", self._attempt)
+        store = dist.PrefixStore(f"gloo {self._meetings} from rank {ranks[0]}", self._attempt)
         try:
             backend = dist.ProcessGroupGloo(store, ranks.index(self._rank), len(ranks), timeout=self._timeout)
         except RuntimeError as error:
@@ -161,8 +161,8 @@ class Rendezvous:
     def _number(self, key: str) -> int:
         return int(self._store.get(key)) if self._store.check([key]) else 0
 
-    def _keys(self, round_: int) -> list[str]:
-        return [f"{round_}/rank {rank}" for rank in range(self._size)]
+    def _keys(self, meeting: int) -> list[str]:
+        return [f"{meeting}/rank {rank}" for rank in range(self._size)]
 
     def _text(self, rank: int, key: str) -> str:
         try:

@@ -42,7 +42,7 @@ OWN_OPTIONS = (*FORMAT, "nonfinite", "bf16_rounding", "seed")  # options that op
 TORCHS_OWN = ("amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay")
 
 
-class Move(NamedTuple):
+class StepCall(NamedTuple):
     """The step of the parameters of a group on one device."""
 
     make: Callable[[], object]
@@ -171,11 +171,11 @@ class FusedOptimizer(CheckedOptimizer):
             match_placements(parameter)
         if self._may_step(moved):
             groups = zip(self.param_groups, moved, strict=True)
-            moves = [move for group, parameters in groups for move in self._moves(group, parameters, factor)]
-            for move in moves[1:]:  # the first one checks its parameters itself, before it moves any
-                move.check()
-            for move in moves:
-                move.make()
+            calls = [call for group, parameters in groups for call in self._step_calls(group, parameters, factor)]
+            for call in calls[1:]:  # the first one checks its parameters itself, before it moves any
+                call.check()
+            for call in calls:
+                call.make()
         self._clip = None
         return loss
 
@@ -250,19 +250,19 @@ class FusedOptimizer(CheckedOptimizer):
         require_dense(self, parameter.grad)
         match_placements(parameter)
         self._require_skips_elements(group)
-        for move in self._moves(group, [parameter], None):
-            move.make()
+        for call in self._step_calls(group, [parameter], None):
+            call.make()
 
     def _require_skips_elements(self, group: dict[str, Any]) -> None:
         skips = group["nonfinite"] == "skip_element"
         self._require(skips, "nonfinite as 'skip_element' in backward", repr(group["nonfinite"]))
 
-    def _moves(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> list[Move]:
-        """Returns what makes the step of parameters that have a ``grad``, a ``Move`` for each device. Makes the states
-        of parameters that have none yet."""
+    def _step_calls(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> list[StepCall]:
+        """Returns what makes the step of parameters that have a ``grad``, a call for each device. Makes the states of
+        parameters that have none yet."""
         self._maker.require_own_process()
         self._require_format(group, parameters)
-        moves: list[Move] = []
+        calls: list[StepCall] = []
         by_device: dict[torch.device, list[Tensor]] = {}
         for parameter in parameters:
             is_known = parameter.dtype in STEP_DTYPES
@@ -284,8 +284,8 @@ class FusedOptimizer(CheckedOptimizer):
                 numbers=self._numbers(here) if is_random else [],
                 first_elements=[first_element(p) for p in here] if is_random else [],
             )
-            moves.append(Move(partial(self._move, group, here, common), partial(self._check, here, common)))
-        return moves
+            calls.append(StepCall(partial(self._make_step, group, here, common), partial(self._check, here, common)))
+        return calls
 
     def _check(self, parameters: list[Tensor], tensors: dict[str, Any]) -> None:
         """Raises what ``_call`` would raise for these parameters."""
@@ -300,7 +300,7 @@ class FusedOptimizer(CheckedOptimizer):
             **{name: tensors[name] for name in names},
         )
 
-    def _move(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
+    def _make_step(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
         self._call(group, parameters, tensors)
         increment_version([p for p in parameters if is_sharded(p)])  # the operator counts only the change of the shard
         for parameter in parameters:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from octavo._C import Plan
 from octavo.optim.checks import without_inert
-from octavo.optim.fused import FusedOptimizer, Move
+from octavo.optim.fused import FusedOptimizer, StepCall
 from octavo.optim.joined import JoinedOptimizer
 
 
@@ -180,12 +180,12 @@ class DistributedLion(JoinedOptimizer, Lion):
         self._tell_nonfinite(moved)
         return False
 
-    def _moves(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> list[Move]:
+    def _step_calls(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> list[StepCall]:
         if self._handle is None:
-            return super()._moves(group, parameters, factor)
+            return super()._step_calls(group, parameters, factor)
         updates = [parameter.grad for parameter in parameters]
         make = partial(torch.ops.octavo.sign_step_, parameters, updates, group["lr"], group["weight_decay"])
-        return [Move(make)]
+        return [StepCall(make)]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)

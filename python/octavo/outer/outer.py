@@ -135,11 +135,20 @@ class Outer(Optimizer):
         lr, momentum = outer_rates(every, self._plan, self._size, lr, momentum, mix, spread)
         whole = dict(every=int(every), delay=int(delay), fragments=int(fragments))
         self._options = whole | dict(lr=float(lr), momentum=float(momentum), mix=float(mix), spread=bool(spread))
+        self._model = model
         self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
         self._exchanged = set(self._parameters.values())
-        self._model = model
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
         self._own: dict[str, Tensor] | None = None  # this rank's parameters, while the model has the anchor's values
+        self._connect(group, exempt, timeout_s)
+        remove_after(self, [model.register_forward_pre_hook(OwnHook(require_unwrapped))])
+        trouble = None if steps is None or self._rank else warning_of_few_rounds(steps, every)
+        if trouble:
+            warnings.warn(f"[outer.Outer] {trouble}", stacklevel=2)
+
+    def _connect(self, group: dist.ProcessGroup, exempt: Exempt, timeout_s: float) -> None:
+        """Connects the ranks, which then all have the parameters and buffers of rank 0. Raises ValueError, before the
+        model changes, for what cannot be exchanged and where ranks differ."""
         for device in {parameter.device for parameter in self._parameters.values()}:
             require_backend(group, device, "outer.Outer")
         exempt_of = exempt_by_name(exempt, self._parameters, "outer.Outer")
@@ -147,14 +156,10 @@ class Outer(Optimizer):
         rendezvous = Rendezvous(group, "outer.Outer", timeout_s)
         self._require_alike(rendezvous, table)
         options = _C.OuterOptions(**self._options)
-        _C.Outer.require(self._plan, table, options)  # before the model changes
-        broadcast_from_rank_0([*model.parameters(), *model.buffers()], group)  # as DistributedDataParallel does
+        _C.Outer.require(self._plan, table, options)
+        broadcast_from_rank_0([*self._model.parameters(), *self._model.buffers()], group)
         self._last_buffers = [buffer.clone() for buffer in self._buffers]
-        self._outer = _C.Outer(rendezvous.connect(), timeout_s, self._plan, table, options, seed)
-        remove_after(self, [model.register_forward_pre_hook(OwnHook(require_unwrapped))])
-        trouble = None if steps is None or self._rank else warning_of_few_rounds(steps, every)
-        if trouble:
-            warnings.warn(f"[outer.Outer] {trouble}", stacklevel=2)
+        self._outer = _C.Outer(rendezvous.connect(), timeout_s, self._plan, table, options, self._seed)
 
     def _require_alike(self, rendezvous: Rendezvous, table: list[tuple[str, Tensor, bool]]) -> None:
         """Raises ValueError where ranks differ in what must be the same on all of them."""

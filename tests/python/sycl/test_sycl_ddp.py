@@ -85,6 +85,23 @@ def test_rounds_have_the_bits_of_the_cpu_and_states_go_to_another_world(two_rank
     assert not torch.equal(inside, with_another), "beside another rank it has what it owed in its parameters no longer"
 
 
+def spread_rounds(rank: int, device: str) -> list[Tensor]:
+    torch.manual_seed(0)
+    model = nn.Linear(64, 101).to(device)
+    outer = octavo.Outer(model, torch.optim.AdamW(model.parameters()), "int4+ef", 4, spread=True, group=group_of(device))
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(10):
+        model(torch.randn(16, 64, generator=generator).to(device)).square().mean().backward()
+        outer.step()
+        outer.zero_grad()
+    return [p.detach().cpu() for p in model.parameters()]
+
+
+def test_a_momentum_that_is_spread_over_steps_has_the_bits_of_the_cpu(two_ranks) -> None:
+    for got, expected in zip(two_ranks.run(spread_rounds, "sycl"), two_ranks.run(spread_rounds, "cpu"), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
 def train_sharded(rank: int, device: str) -> tuple[list[float], list[Tensor]]:
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3)]).to(device)
