@@ -10,7 +10,6 @@
 #include <string_view>
 #include <utility>
 
-#include "octavo/comm/schedule/gradient_power.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/finite.h"
 #include "octavo/device/host_alias.h"
@@ -34,7 +33,7 @@ const std::vector<ParameterInfo>& checked(const std::vector<ParameterInfo>& para
     }
     if (info.ownership.unit == 0) {
       fail(ErrorCode::invalid_argument, kOfCompressor, "expected ranges of ", info.name,
-           " in units of at least 1 element, ", "got units of 0");
+           " in units of at least 1 element, got units of 0");
     }
     if (info.rows > 0 && info.count % info.rows == 0) continue;
     fail(ErrorCode::invalid_argument, kOfCompressor, "expected ", info.count, " elements of ", info.name,
@@ -140,7 +139,11 @@ void Compressor::abandon_step() {
 
 void Compressor::drop_step() {
   const std::lock_guard lock(mutex_);
-  require_not_ended("comm.drop_step");
+  if (is_kept()) {
+    fail(ErrorCode::invalid_argument, "comm.drop_step",
+         "the step has ended, and what it has left out is kept already: call this before end_step(), and before any "
+         "call that is made between steps, such as state_dict()");
+  }
   clips_.begin_count();
   roll_back();
 }
@@ -150,21 +153,13 @@ void Compressor::scale_step(double factor) {
     fail(ErrorCode::invalid_argument, "comm.scale_step", "expected a factor from 0 to 1, got ", factor);
   }
   const std::lock_guard lock(mutex_);
-  const bool is_burst = clips_.is_burst(factor);
-  if (is_burst) require_not_ended("comm.scale_step");
-  const bool were_several = clips_.add_clip(factor) > 1;
+  const bool is_burst = clips_.is_burst(factor), were_several = clips_.add_clip(factor) > 1;
   if (is_burst) roll_back();
-  if (is_burst && were_several) forget_owed();
+  if (is_burst && (were_several || is_kept())) forget_owed();
 }
 
-/// Throws where residuals of a finite step are committed already. Those of another one were rolled back when it ended.
-void Compressor::require_not_ended(const char* where) const {
-  if (current_ != Step::ended || !verdict_.last_step_was_finite()) return;
-  fail(
-      ErrorCode::invalid_argument, where,
-      "the step has ended, and what it has left out is kept already: call this before end_step(), and before any call ",
-      "that is made between steps, such as state_dict()");
-}
+/// Whether the residuals of the last step are committed already. Those of one that was not finite never are.
+bool Compressor::is_kept() const { return current_ == Step::ended && verdict_.last_step_was_finite(); }
 
 void Compressor::roll_back() {
   state_.end_step(/*commit=*/false);
@@ -257,13 +252,13 @@ void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>&
   }
   if (bucket.is_conj() || bucket.is_neg() || !(bucket.is_sparse() || bucket.is_contiguous())) {
     fail(ErrorCode::invalid_argument, kOfCompressor,
-         "expected a bucket in row-major order, with values of its own, got ", "strides ",
+         "expected a bucket in row-major order, with values of its own, got strides ",
          bucket.is_sparse() ? at::IntArrayRef() : bucket.strides(), " of ", bucket.sizes(),
          bucket.is_conj() || bucket.is_neg() ? ", a view of other values: call clone()" : ": call contiguous()");
   }
   if (bucket.is_sparse() && bucket.is_complex()) {
     fail(ErrorCode::unsupported, kOfCompressor,
-         "a sparse gradient of complex numbers has no plan: let the layer have dense ", "gradients (sparse=False)");
+         "a sparse gradient of complex numbers has no plan: let the layer have dense gradients (sparse=False)");
   }
   kernels_for(bucket.device());  // throws where it has none
   if (host_ && bucket.is_sparse()) {
@@ -322,7 +317,7 @@ void Compressor::advance(Job& job) {
   const std::lock_guard lock(mutex_);
   if (!is_to_advance(job)) {
     fail(ErrorCode::invalid_argument, kOfCompressor, "the job has ", transfers(job),
-         " transfers, and the last one is under ", "way: call finish()");
+         " transfers, and the last one is under way: call finish()");
   }
   job.schedule->advance();
   ++job.advanced;
@@ -426,7 +421,7 @@ bool Compressor::takes_as_it_is(const Job& job) const {
 bool Compressor::takes_apart(at::ScalarType dtype) const {
   const std::lock_guard lock(mutex_);
   if (collective_ != Collective::reduce_to_owners || !at::isFloatingType(dtype)) return false;
-  if (step_exchange_ != Exchange::planned || momenta_.any() || measures_ || measures_next_) return false;
+  if (momenta_.any() || measures_ || measures_next_) return false;
   return gradient_scale_ == 1.0F && std::ranges::all_of(parameters_, [&](const Parameter& parameter) {
            const auto [up, down] = codecs_of(parameter);
            return !map_of(parameter) &&

@@ -104,9 +104,9 @@ class OCTAVO_API Compressor {
   /// Says that the results of all steps since the last call are multiplied by `factor`, as a clip of their norm does,
   /// before the last one has ended. What a step leaves out would come back in later steps in full: where the factor is
   /// less than a half of the usual one (ClipHistory), which a burst of the gradient makes it, the residuals are rolled
-  /// back. After several steps, of which one may have sent a part of what another had left out, they are dropped. All
-  /// ranks must call it, with the same factor: a first factor is no burst. Throws Error invalid_argument for a factor
-  /// outside [0, 1], and for a burst after a call that has ended the step.
+  /// back. They are dropped after several steps, of which one may have sent a part of what another had left out, and
+  /// after a call that has ended the step. All ranks must call it, with the same factor: a first factor is no burst.
+  /// Throws Error invalid_argument for a factor outside [0, 1].
   void scale_step(double factor);
 
   /// Sets what ranks exchange from the next step on. It must be the same on all ranks: ranks that differ wait for one
@@ -303,7 +303,7 @@ class OCTAVO_API Compressor {
   void close_step();
   void roll_back();
   void forget_owed();
-  void require_not_ended(const char* where) const;
+  bool is_kept() const;
   void require_parameter(std::size_t parameter, const char* where) const;
   std::unique_ptr<Job> job_of(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor) const;
   void require_fits(const at::Tensor& bucket, const std::vector<Slot>& slots) const;

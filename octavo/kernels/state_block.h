@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "octavo/kernels/step_operands.h"
+#include "octavo/rules/state_codes.h"
 
 namespace octavo {
 

@@ -207,7 +207,7 @@ void Fragment::require_in_range(std::size_t part, const at::Tensor& mine) const 
   if (all_finite(mine)) return;
   fail(ErrorCode::invalid_argument, kOfFragment, "the anchor of ", parameters_[parts_[part].parameter].name,
        " has left the range of ", toString(mine.scalar_type()), ", so that no rank can continue from it: train with ",
-       mine.scalar_type() == at::kFloat ? "" : "parameters in bfloat16 or float32, or ", "a smaller learning rate");
+       mine.scalar_type() == at::kHalf ? "parameters in bfloat16 or float32, or " : "", "a smaller learning rate");
 }
 
 /// Moves the anchor and `values`, this rank's own, for one piece of a part.

@@ -55,10 +55,8 @@ void require_parameters(const std::vector<OuterParameter>& parameters) {
   for (const auto& [name, tensor, exempt, layout] : parameters) {
     if (!at::isFloatingType(tensor.scalar_type()) || !tensor.is_non_overlapping_and_dense()) {
       fail(ErrorCode::invalid_argument, kOfOuter, name, " is ", toString(tensor.scalar_type()), " with strides ",
-           tensor.strides(),
-           ": parameters must be real floating numbers in dense memory; keep a complex one as a real one of twice the "
-           "size ",
-           "and look at it by torch.view_as_complex");
+           tensor.strides(), ": parameters must be real floating numbers in dense memory",
+           tensor.is_complex() ? "; keep a complex one as a real one of twice the size (torch.view_as_complex)" : "");
     }
     if (!names.insert(name).second) {
       fail(ErrorCode::invalid_argument, kOfOuter, "two parameters have the name ", name, ": states are kept by name");

@@ -2,6 +2,9 @@
 // Outer: what it saves and loads.
 #include <ATen/ATen.h>
 
+#include <utility>
+#include <vector>
+
 #include "octavo/kernels/error.h"
 #include "octavo/outer/outer.h"
 

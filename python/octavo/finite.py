@@ -18,4 +18,4 @@ def all_finite(tensors: Iterable[Tensor]) -> Tensor:
     bounds = [bound for tensor in tensors if tensor.numel() for bound in torch.aminmax(tensor)]
     if not bounds:
         return torch.tensor(True, device="cpu")
-    return torch.isfinite(torch.stack([bound.to(bounds[0]) for bound in bounds])).all()
+    return torch.isfinite(torch.stack([bound.to(bounds[0].device) for bound in bounds])).all()

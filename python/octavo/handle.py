@@ -24,9 +24,8 @@ from octavo.handle_state import (
     require_memory_orders,
     states_of_one_run,
 )
-from octavo.optim.clipping import clip_factor, require_max_norm
+from octavo.optim.clipping import clip_factor, require_max_norm, total_norm
 from octavo.optim.joined import JoinedOptimizer, require_no_momentum
-from octavo.optim.shards import gathered
 from octavo.parameters import memory_orders, require_kernels
 from octavo.plan import as_plan
 
@@ -270,7 +269,7 @@ class Handle(SendsMomenta):
             norm = own(max_norm)
         else:
             gradients = [p.grad for p in self.parameters if p.grad is not None]
-            norm = gathered(torch.nn.utils.get_total_norm(gradients))
+            norm = total_norm(gradients)
             if norm.isfinite():
                 torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
         if norm.isfinite():
@@ -291,8 +290,9 @@ class Handle(SendsMomenta):
         that was clipped would come back, step by step, as large as a clip lets it. Where ``factor`` is less than
         half of the usual one, what this backward pass has left out is therefore forgotten; where several passes since
         the last call have sent gradients, all that is owed. The usual factor is the largest of the factors so far,
-        which fade by a tenth in every step. Raises ValueError for a factor outside [0, 1], and for a burst where the
-        step has ended: after ``end_step``, or after a call that is made between steps, such as ``state_dict``.
+        which fade by a tenth in every step. Where the step has ended, by ``end_step`` or by a call that is made between
+        steps, such as ``state_dict``, all that is owed is forgotten, too. Raises ValueError for a factor outside
+        [0, 1].
         """
         self._compressor.scale_step(factor)
 

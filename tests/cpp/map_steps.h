@@ -16,10 +16,10 @@ namespace octavo {
 /// One rank's state of one tensor, and the rank's steps.
 class MapSteps {
  public:
-  static constexpr auto kDeadline = std::chrono::milliseconds(20000);
+  static constexpr auto kTimeout = std::chrono::milliseconds(20000);
 
   MapSteps(const thread_ranks::BackendPtr& backend, LinearMapPtr map, Matrix shape, bool feedback, float momentum = 0)
-      : wire_(backend, kDeadline),
+      : wire_(backend, kTimeout),
         sum_(wire_, seconds_, c10::kCPU),
         map_(std::move(map)),
         shape_(shape),

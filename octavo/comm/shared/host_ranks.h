@@ -36,7 +36,7 @@ class OCTAVO_API Posting {
   int world_size() const;
   /// Waits until all others have laid out their parcels. Throws Error communication where a rank has left, or has laid
   /// out another number of bytes than expected or bytes that are not in its memory, and Error timeout after the
-  /// deadline.
+  /// timeout.
   void await(std::chrono::milliseconds timeout);
   /// Returns the address of what another rank has for this one, once await() has returned.
   std::uint8_t* from(int sender) const { return from_[static_cast<std::size_t>(sender)]; }

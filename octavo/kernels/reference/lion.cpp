@@ -3,6 +3,7 @@
 
 #include "octavo/kernels/reference/step_blocks.h"
 #include "octavo/kernels/reference/table.h"
+#include "octavo/kernels/state_block.h"
 
 namespace octavo::reference {
 

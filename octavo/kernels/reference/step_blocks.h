@@ -2,8 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 
-#include "octavo/kernels/state_block.h"
 #include "octavo/kernels/step_operands.h"
 
 namespace octavo::reference {

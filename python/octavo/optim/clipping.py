@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from numbers import Real
 
 import torch
@@ -24,6 +25,15 @@ def require_max_norm(max_norm: object, where: str) -> None:
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
     """Returns the factor, at most 1, by which ``torch.nn.utils.clip_grad_norm_`` clips gradients of this norm."""
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Returns the L2 norm of the gradients, and of all shards where they are shards. Where it overflows in float32 it
+    is computed again in float64, so that it is finite where the gradients are. Waits for the device."""
+    norm = gathered(torch.nn.utils.get_total_norm(gradients))
+    if not norm.isinf():
+        return norm
+    return gathered(torch.nn.utils.get_total_norm([gradient.double() for gradient in gradients]))
 
 
 class GradientClip:

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 def on_all_ranks(work: Callable[[], Result], where: str, what: str, group: dist.ProcessGroup) -> Result:
     """Calls ``work`` on this rank, and returns its result. All ranks call it. Where ``work`` fails on a rank, all ranks
     raise RuntimeError, or OSError where all failures were OSErrors. Errors begin with `[where]`; ``what`` is what could
-    not be done. Where all ranks fail with the same sentence, which begins so, they raise it as it is."""
+    not be done. Where all ranks fail with the same sentence, which names its place, they raise it as it is."""
     failure: Exception | None = None
     try:
         result = work()
@@ -37,7 +37,7 @@ def require_none_failed(failure: Exception | None, where: str, what: str, group:
     failed = {rank: said for rank, said in enumerate(of_all) if said is not None}
     if not failed:
         return
-    if failure is not None and str(failure).startswith(f"[{where}]") and all(said == own for said in of_all):
+    if failure is not None and str(failure).startswith("[") and all(said == own for said in of_all):
         raise failure
     raise error_of(failed, where, what) from failure
 

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorSt
 
 from octavo import durable_files
 from octavo.optim.checks import require_same_kind
+from octavo.optim.shards import is_sharded
 from octavo.parameters import saved_buffers
 from octavo.rendezvous import broadcast_from_rank_0
 from octavo.zero.all_or_none import by_first_rank, described, error_of, on_all_ranks
@@ -66,8 +67,7 @@ def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
             shutil.rmtree(aside, ignore_errors=True)
         raise
     by_first_rank(lambda: _publish(directory, aside), where, f"give the checkpoint in {directory} its name", group)
-    if group.rank() == 0:
-        _remove_older(directory)
+    by_first_rank(lambda: _remove_older(directory), where, f"look for older checkpoints in {directory}", group)
 
 
 def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
@@ -185,10 +185,13 @@ def _remove_older(directory: Path) -> None:
     for path in _saves(directory):
         if path != newest:
             try:
-                path.unlink() if path.is_symlink() else shutil.rmtree(path)
+                if path.is_symlink():
+                    path.unlink()
+                else:
+                    shutil.rmtree(path)
             except OSError as error:
                 warnings.warn(
-                    f"[zero.save_checkpoint] {path} is no longer needed and cannot be removed: {error}", stacklevel=4
+                    f"[zero.save_checkpoint] {path} is no longer needed and cannot be removed: {error}", stacklevel=6
                 )
 
 
@@ -214,7 +217,13 @@ def _in_place(engine: ZeroEngine, parts: dict[str, OwnPart]) -> dict[str, Any]:
 def _state_of(engine: ZeroEngine, rank: int) -> dict[str, Any]:
     state = _in_place(engine, parts_by_name(engine))
     for name, of_one in states_by_name(engine).items():
-        state |= {f"optimizer/{name}/{key}": value for key, value in of_one.items()}
+        for key, value in of_one.items():
+            if isinstance(value, Tensor) and value.ndim > 0 and not is_sharded(value):
+                raise ValueError(
+                    f"[zero.save_checkpoint] the optimizer keeps {key} of {name} as {tuple(value.shape)}, which cannot "
+                    f"be shared out between ranks: keep numbers, or tensors of the parameter's shape"
+                )
+            state[f"optimizer/{name}/{key}"] = value
     # as a text: torch.distributed.checkpoint would take a list apart
     state["groups"] = _text_of(options_of(engine.optimizer))
     about = {}

@@ -20,7 +20,7 @@ from octavo.alive import remove_after, while_alive
 from octavo.finite import all_finite
 from octavo.handle import Handle
 from octavo.optim.checks import not_compiled
-from octavo.optim.clipping import clip_factor, require_max_norm
+from octavo.optim.clipping import clip_factor, require_max_norm, total_norm
 from octavo.parameters import exempt_by_name
 from octavo.plain_model import require_plain_model
 from octavo.rendezvous import as_group, broadcast_from_rank_0, require_backend
@@ -113,7 +113,7 @@ class ZeroEngine:
         del states, kept  # all of each parameter's, on every rank
         self._micro_batches, self._steps = 0, 0
         self._has_gradients = False
-        self._failure: str | None = None  # the error that a backward pass or a step has ended with
+        self._failure: str | None = None  # the error that a backward pass, a step or a load has ended with
         self._take_gradients()
         transfer_bytes, kept_bytes = int(config.gather_mib * 2**20), int(config.reuse_mib * 2**20)
         self._gathering: Gathering | None = None
@@ -152,10 +152,10 @@ class ZeroEngine:
         backend = while_alive(self._compiler.compile)
         self._forward = torch.compile(self.module, backend=backend, dynamic=compiled.dynamic, **own_limit)
 
-    # ---- a step
-
     def __reduce__(self) -> NoReturn:
         raise TypeError("[zero.initialize] an engine has connections, which no copy can have: call save_checkpoint()")
+
+    # ---- a step
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         # In stage 3 a parameter is empty between its uses: where a caller has compiled this call, Dynamo must not trace
@@ -258,7 +258,7 @@ class ZeroEngine:
         if not self._has_gradients:
             raise RuntimeError("[zero.clip_grad_norm_] call it between the last backward() of a step and step()")
         gradients = self._reduced_gradients()
-        squares = torch.nn.utils.get_total_norm(gradients).double().square()
+        squares = total_norm(gradients).double().square()
         dist.all_reduce(squares, group=self._group)
         norm = squares.sqrt()
         if norm.isfinite():

@@ -110,6 +110,30 @@ TEST(Compressor, RanksOfAnotherStepOrPlanAreTold) {
   }
 }
 
+TEST(Compressor, WhatIsCalledBetweenStepsEndsAStep) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Compressor compressor = make(backend, "int4+ef");
+    const auto in_a_step = [&](auto call) {
+      compressor.begin_step();
+      compressor.reduce(bucket_of(rank, 0), {kSlots[0]});
+      call();
+      EXPECT_FALSE(compressor.is_in_step());
+      EXPECT_THROW(compressor.reduce(bucket_of(rank, 0), {kSlots[1]}), Error);
+      EXPECT_THROW(compressor.drop_step(), Error);
+    };
+    in_a_step([&] { compressor.state(); });
+    in_a_step([&] { compressor.set_plan(Plan::parse("int8+ef")); });
+    in_a_step([&] { compressor.set_exchange(Exchange::planned); });
+    in_a_step([&] { compressor.drop_residuals(); });
+    compressor.begin_step();
+    compressor.reduce(bucket_of(rank, 0), {kSlots[0]});
+    compressor.parameter_stats();
+    compressor.stats();
+    compressor.reduce(bucket_of(rank, 0), {kSlots[1]});
+    compressor.drop_step();
+  });
+}
+
 TEST(Compressor, PowersAreOfTheLastStepAlone) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     Compressor compressor = make(backend, "int4+ef");
@@ -493,6 +517,9 @@ TEST(Compressor, ResidualsSurviveAChangeOfWorldSize) {
     bad[1].tensors["worker/weight"] = at::zeros({3}, at::kBFloat16);
     EXPECT_THROW(compressor.load_world(bad), Error);
     ++late[1].step;
+    EXPECT_THROW(compressor.load_world(late), Error);
+    late = old;
+    ++late[1].seed;
     EXPECT_THROW(compressor.load_world(late), Error);
   });
 }

@@ -29,7 +29,7 @@ using thread_ranks::Meeting;
 using thread_ranks::run_ranks;
 using thread_ranks::ThreadBackend;
 
-constexpr auto kHostsDeadline = std::chrono::milliseconds(20000);
+constexpr auto kHostsTimeout = std::chrono::milliseconds(20000);
 
 struct HostsWorld {
   int hosts, ranks_per_host;
@@ -47,7 +47,7 @@ void run_hosts(HostsWorld world, const std::function<void(const MakeCompressor& 
   run_ranks(world.ranks(), [&](const BackendPtr&, int rank) {
     const int host = rank / world.ranks_per_host, place = rank % world.ranks_per_host;
     const auto wire = [&](const std::shared_ptr<Meeting>& meeting, int number, int size) {
-      return std::make_unique<Wire>(c10::make_intrusive<ThreadBackend>(meeting, number, size), kHostsDeadline);
+      return std::make_unique<Wire>(c10::make_intrusive<ThreadBackend>(meeting, number, size), kHostsTimeout);
     };
     const MakeCompressor make = [&](const char* plan) {
       const std::vector<ParameterInfo> parameters = {{"weight", kCount, false, /*rows=*/64}, {"norm", 64, true}};
@@ -83,7 +83,7 @@ TEST(Hierarchical, AResultIsThatOfHostMeansBetweenTwoRanksForEachRange) {
     for (int place = 0; place < 2; ++place) {
       const Range weight = owned_range(kCount, place, 2), norm = owned_range(64, place, 2);
       run_ranks(2, [&](const BackendPtr& backend, int host) {
-        Compressor compressor{std::make_unique<Wire>(backend, kHostsDeadline),
+        Compressor compressor{std::make_unique<Wire>(backend, kHostsTimeout),
                               Plan::parse(plan),
                               {{"weight", weight.count, false}, {"norm", norm.count, true}}};
         for (int at_step = 0; at_step < kSteps; ++at_step) {

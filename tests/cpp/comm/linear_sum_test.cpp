@@ -148,7 +148,7 @@ TEST(LinearSum, AZeroGradientAndThenAnotherOne) {
 
 TEST(LinearSum, OtherTensorsOfTheBucketTravelByTheirCodecs) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
-    Wire wire(backend, MapSteps::kDeadline);
+    Wire wire(backend, MapSteps::kTimeout);
     PhaseSeconds seconds;
     LinearSum sum(wire, seconds, c10::kCPU);
     Steps steps(backend, power_sgd(4), /*feedback=*/false);
@@ -172,7 +172,7 @@ TEST(LinearSum, SendsTheFactorsAlone) {
     for (const int world : {2, 4}) {
       std::atomic<std::uint64_t> sent = 0;
       run_ranks(world, [&](const BackendPtr& backend, int rank) {
-        Wire wire(backend, MapSteps::kDeadline);
+        Wire wire(backend, MapSteps::kTimeout);
         PhaseSeconds seconds;
         LinearSum sum(wire, seconds, c10::kCPU);
         Steps steps(backend, power_sgd(4, alternating), /*feedback=*/false);

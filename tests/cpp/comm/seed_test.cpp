@@ -24,12 +24,12 @@ using compressor_steps::kSlots;
 using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
 
-constexpr auto kSeedDeadline = std::chrono::milliseconds(20000);
+constexpr auto kSeedTimeout = std::chrono::milliseconds(20000);
 
 /// Returns a compressor of two parameters, one of them a matrix.
 std::unique_ptr<Compressor> seeded(const BackendPtr& backend, const char* plan, std::uint64_t seed) {
   const std::vector<ParameterInfo> parameters = {{"weight", kCount, false, /*rows=*/64}, {"norm", 64, true}};
-  return std::make_unique<Compressor>(std::make_unique<Wire>(backend, kSeedDeadline), Plan::parse(plan), parameters,
+  return std::make_unique<Compressor>(std::make_unique<Wire>(backend, kSeedTimeout), Plan::parse(plan), parameters,
                                       CompressorOptions{.seed = seed});
 }
 
@@ -131,7 +131,7 @@ TEST(Seed, ASingleCallDrawsFromItToo) {
     at::Tensor sum;
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
       at::Tensor values = bucket_of(rank, 0);
-      all_reduce(values, Plan::parse("randomk:1/16"), backend, ReduceOp::sum, kSeedDeadline, 1,
+      all_reduce(values, Plan::parse("randomk:1/16"), backend, ReduceOp::sum, kSeedTimeout, 1,
                  rank == 0 ? first_seed : second_seed);
       if (rank == 0) sum = values;
     });

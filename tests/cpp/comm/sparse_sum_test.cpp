@@ -15,7 +15,7 @@ namespace {
 using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
 
-constexpr std::chrono::seconds kDeadline{10};
+constexpr std::chrono::seconds kTimeout{10};
 constexpr std::uint64_t kDigest = 7;
 
 /// Returns rows 0, 1, …, `rank` - 1 and twice row 5, of 8 rows. They differ by rank; rank 0 has only row 5.
@@ -28,7 +28,7 @@ at::Tensor rows_of(int rank, at::ScalarType dtype) {
 TEST(SparseSum, IsTheSumOfWhatRanksHave) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
     run_ranks(3, [&](const BackendPtr& backend, int rank) {
-      Wire wire(backend, kDeadline);
+      Wire wire(backend, kTimeout);
       const at::Tensor sum = sum_of_sparse(wire, rows_of(rank, dtype), kDigest);
       EXPECT_TRUE(sum.is_coalesced());
       EXPECT_EQ(sum.scalar_type(), dtype);
@@ -44,7 +44,7 @@ TEST(SparseSum, IsTheSumOfWhatRanksHave) {
 
 TEST(SparseSum, RanksMayHaveNothing) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
-    Wire wire(backend, kDeadline);
+    Wire wire(backend, kTimeout);
     const at::Tensor none = at::sparse_coo_tensor(at::empty({1, 0}, at::kLong), at::empty({0, 3}), {8, 3});
     EXPECT_EQ(sum_of_sparse(wire, none, kDigest)._nnz(), 0);
     const at::Tensor sum = sum_of_sparse(wire, rank == 0 ? none : rows_of(1, at::kFloat), kDigest);
@@ -55,7 +55,7 @@ TEST(SparseSum, RanksMayHaveNothing) {
 /// Checks the error on each of three ranks where rank 1 has another tensor or digest: the sentence must say `words`.
 void expect_refused(const at::Tensor& other, std::uint64_t digest, const std::string& words) {
   run_ranks(3, [&](const BackendPtr& backend, int rank) {
-    Wire wire(backend, kDeadline);
+    Wire wire(backend, kTimeout);
     try {
       (void)sum_of_sparse(wire, rank == 1 ? other : rows_of(0, at::kFloat), rank == 1 ? digest : kDigest);
       ADD_FAILURE() << "rank " << rank << " has added them";

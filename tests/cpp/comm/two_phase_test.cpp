@@ -20,7 +20,7 @@ namespace {
 
 using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
-constexpr auto kDeadlineOfSums = std::chrono::milliseconds(20000);
+constexpr auto kTimeoutOfSums = std::chrono::milliseconds(20000);
 
 struct Case {
   BlockCodec up, down;
@@ -51,7 +51,7 @@ TEST_P(TwoPhaseCase, AveragesAndIsBitIdenticalOnAllRanks) {
     for (int rank = 0; rank < c.world; ++rank) expected += gradient_of(rank, count) / c.world;
     std::vector<at::Tensor> results(static_cast<std::size_t>(c.world));
     run_ranks(c.world, [&](const BackendPtr& backend, int rank) {
-      Wire wire(backend, kDeadlineOfSums);
+      Wire wire(backend, kTimeoutOfSums);
       at::Tensor values = gradient_of(rank, count);
       Contribution tensor{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(count), &block_coding(c.up),
                           &block_coding(c.down)};
@@ -78,7 +78,7 @@ INSTANTIATE_TEST_SUITE_P(Codecs, TwoPhaseCase,
 TEST(TwoPhase, AMajorityDecidesAndATieIsZero) {
   const float votes[2][3] = {{5, 1, -1}, {2, -9, -3}};
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
-    Wire wire(backend, kDeadlineOfSums);
+    Wire wire(backend, kTimeoutOfSums);
     float values[3];
     std::copy_n(votes[rank], 3, values);
     Contribution tensor{values, 3, &block_coding(BlockCodec::sign_vote), &block_coding(BlockCodec::sign_vote)};
@@ -94,7 +94,7 @@ TEST(TwoPhase, AnExactZeroAbstains) {
   constexpr std::uint64_t kCount = 1000;
   for (const int world : {1, 2, 3, 4}) {
     run_ranks(world, [&](const BackendPtr& backend, int rank) {
-      Wire wire(backend, kDeadlineOfSums);
+      Wire wire(backend, kTimeoutOfSums);
       std::vector<float> values(kCount);
       const bool is_last = rank == world - 1;
       for (std::uint64_t i = 0; i < kCount; ++i) {
@@ -115,7 +115,7 @@ TEST(TwoPhase, AnExactZeroAbstains) {
 /// values) after each step.
 template <class Check>
 at::Tensor mean_of_steps(const BackendPtr& backend, std::int64_t count, int steps, const Codec& codec, Check check) {
-  Wire wire(backend, kDeadlineOfSums);
+  Wire wire(backend, kTimeoutOfSums);
   PhaseSeconds seconds;
   TwoPhase two_phase(wire, seconds);
   Versioned worker(at::kBFloat16), owner(at::kBFloat16);
@@ -151,7 +151,7 @@ TEST(TwoPhase, TheKeyDecidesHowResidualsAreRounded) {
   const auto residuals = [&](std::uint64_t key) {  // the residuals of rank 0: the worker's, then the owner's
     std::vector<at::Tensor> kept;
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
-      Wire wire(backend, kDeadlineOfSums);
+      Wire wire(backend, kTimeoutOfSums);
       at::Tensor values = gradient_of(rank, kCount);
       Versioned worker(at::kBFloat16), owner(at::kBFloat16);
       Contribution tensor{values.mutable_data_ptr<float>(), kCount, &block_coding(BlockCodec::sign),
@@ -177,7 +177,7 @@ TEST(TwoPhase, WhatARankSaysOfItsOwnRangeIsNotCoded) {
   constexpr std::int64_t kCount = 1000;
   for (int speaker = 0; speaker < 3; ++speaker) {
     run_ranks(3, [&](const BackendPtr& backend, int rank) {
-      Wire wire(backend, kDeadlineOfSums);
+      Wire wire(backend, kTimeoutOfSums);
       at::Tensor values = rank == speaker ? gradient_of(rank, kCount) : at::zeros({kCount});
       Versioned worker(at::kBFloat16), owner(at::kBFloat16);
       Contribution tensor{values.mutable_data_ptr<float>(), kCount, &block_coding(BlockCodec::sign),
@@ -199,7 +199,7 @@ TEST(TwoPhase, WhatARankSaysOfItsOwnRangeIsNotCoded) {
 
 TEST(TwoPhase, ANaNOnOneRankReachesAll) {
   run_ranks(3, [&](const BackendPtr& backend, int rank) {
-    Wire wire(backend, kDeadlineOfSums);
+    Wire wire(backend, kTimeoutOfSums);
     for (const std::int64_t bad : {5, 500, 777}) {  // elements of rank 1's gradient, one in the range of each rank
       at::Tensor values = gradient_of(rank, 1000);
       if (rank == 1) values[bad].fill_(std::nanf(""));
@@ -213,7 +213,7 @@ TEST(TwoPhase, ANaNOnOneRankReachesAll) {
 
 TEST(TwoPhase, ATensorWithoutGradientAnywhereIsAbsentAndDecaysItsMomentum) {
   run_ranks(2, [&](const BackendPtr& backend, int) {
-    Wire wire(backend, kDeadlineOfSums);
+    Wire wire(backend, kTimeoutOfSums);
     at::Tensor values = at::zeros({100}), momentum = at::ones({100}), preconditioner = at::ones({100});
     Contribution tensor{values.mutable_data_ptr<float>(), 100, &block_coding(BlockCodec::sign),
                         &block_coding(BlockCodec::sign)};
@@ -228,7 +228,7 @@ TEST(TwoPhase, ATensorWithoutGradientAnywhereIsAbsentAndDecaysItsMomentum) {
 
 TEST(TwoPhase, ANaNInTheMomentumOfAnAbsentTensorIsTold) {
   run_ranks(2, [&](const BackendPtr& backend, int) {
-    Wire wire(backend, kDeadlineOfSums);
+    Wire wire(backend, kTimeoutOfSums);
     at::Tensor values = at::zeros({100}), momentum = at::full({100}, std::nanf("")), preconditioner = at::ones({100});
     Contribution tensor{values.mutable_data_ptr<float>(), 100, &block_coding(BlockCodec::fp32),
                         &block_coding(BlockCodec::fp32)};
@@ -244,7 +244,7 @@ TEST(TwoPhase, ATensorThatIsNearlyZeroIsSentAlsoWhereDenormalsAreFlushed) {
   for (const bool flush : {false, true}) {
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
       at::globalContext().setFlushDenormal(flush);  // in this thread
-      Wire wire(backend, kDeadlineOfSums);
+      Wire wire(backend, kTimeoutOfSums);
       at::Tensor values = at::zeros({1 << 17});
       if (rank == 0) values[1000].fill_(3);
       Contribution tensor{values.mutable_data_ptr<float>(), 1 << 17, &block_coding(BlockCodec::fp32),
@@ -261,7 +261,7 @@ TEST(TwoPhase, PartsAreWholeBlocksOfBothCodecs) {
   const at::Tensor expected = at::floor(at::remainder(at::arange(2 * kOwned, at::kFloat), kOwned) / kBlock) + 1;
   const BlockCoding signs(BlockCodec::sign, kBlock);
   run_ranks(2, [&](const BackendPtr& backend, int) {
-    Wire wire(backend, kDeadlineOfSums);
+    Wire wire(backend, kTimeoutOfSums);
     at::Tensor values = expected.clone();
     Contribution tensor{values.mutable_data_ptr<float>(), 2 * kOwned, &signs, &block_coding(BlockCodec::fp32)};
     reduce(wire, tensor, 2);
@@ -272,7 +272,7 @@ TEST(TwoPhase, PartsAreWholeBlocksOfBothCodecs) {
 TEST(TwoPhase, TellsTheMeanSquareOfTheGradientsOverRanks) {
   for (const std::int64_t count : {7, 1 << 20}) {
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
-      Wire wire(backend, kDeadlineOfSums);
+      Wire wire(backend, kTimeoutOfSums);
       at::Tensor values = at::full({count}, rank == 0 ? 1.0F : 3.0F);
       Contribution tensor{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(count),
                           &block_coding(BlockCodec::int4), &block_coding(BlockCodec::int4)};
@@ -308,7 +308,7 @@ TEST(TwoPhase, SparseCodecsWithFeedbackSendEverythingInTheEnd) {
 /// Ranks disagree for example where one of them went on from another checkpoint.
 TEST(TwoPhase, RanksThatDisagreeAreTold) {
   run_ranks(3, [&](const BackendPtr& backend, int rank) {
-    Wire wire(backend, kDeadlineOfSums);
+    Wire wire(backend, kTimeoutOfSums);
     PhaseSeconds seconds;
     TwoPhase two_phase(wire, seconds);
     at::Tensor values = gradient_of(rank, 1000);
@@ -330,7 +330,7 @@ TEST(TwoPhase, RanksThatDisagreeAreTold) {
 /// changes.
 void expect_flip_is_seen(const Codec& up, const Codec& down, std::int64_t count, int transfer, std::int64_t bit) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
-    Wire wire(c10::make_intrusive<thread_ranks::FlippedBit>(backend, rank == 1 ? transfer : -1, bit), kDeadlineOfSums);
+    Wire wire(c10::make_intrusive<thread_ranks::FlippedBit>(backend, rank == 1 ? transfer : -1, bit), kTimeoutOfSums);
     PhaseSeconds seconds;
     TwoPhase two_phase(wire, seconds);
     at::Tensor values = gradient_of(rank, count);
@@ -375,7 +375,7 @@ TEST(TwoPhase, AFlippedBitOfCodesThatLeaveNoErrorIsSeen) {
 TEST(TwoPhase, CountsTheBytesItHandsOver) {
   const BlockCoding signs(BlockCodec::sign, 1U << 18);
   run_ranks(2, [&](const BackendPtr& backend, int) {
-    Wire wire(backend, kDeadlineOfSums);
+    Wire wire(backend, kTimeoutOfSums);
     at::Tensor values = at::ones({1 << 16});
     Contribution tensor{values.mutable_data_ptr<float>(), 1 << 16, &signs, &signs};
     reduce(wire, tensor, 2);

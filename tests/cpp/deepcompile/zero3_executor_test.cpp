@@ -23,7 +23,7 @@ using thread_ranks::run_ranks;
 
 const std::vector<std::vector<std::int64_t>> kWholeShapes = {{33, 10}, {7}, {}, {64, 64}, {1, 3}};
 const std::vector<long> kAllIds = {0, 1, 2, 3, 4};
-constexpr auto kGatherDeadline = std::chrono::milliseconds(20000);
+constexpr auto kGatherTimeout = std::chrono::milliseconds(20000);
 
 at::Tensor whole_of(long id, int step = 0) {
   const auto& shape = kWholeShapes[static_cast<std::size_t>(id)];
@@ -39,14 +39,14 @@ class Z3Rank {
     for (const long id : kAllIds) {
       params.push_back({id, "parameter" + std::to_string(id), kWholeShapes[static_cast<std::size_t>(id)]});
     }
-    sum_ = std::make_shared<dc::GradientSum>(std::make_unique<Wire>(backend, kGatherDeadline), Plan::parse("dense"),
+    sum_ = std::make_shared<dc::GradientSum>(std::make_unique<Wire>(backend, kGatherTimeout), Plan::parse("dense"),
                                              params);
     for (const dc::SummedParam& param : params) {
       const at::Tensor shard = shard_of(param.id, 0).clone();
       registry->registerParam(param.id, param.shape, shard, at::empty_like(shard), true, 0, false);
     }
     gather =
-        std::make_shared<dc::ParamGather>(std::make_unique<Wire>(backend, kGatherDeadline), registry, std::move(codec));
+        std::make_shared<dc::ParamGather>(std::make_unique<Wire>(backend, kGatherTimeout), registry, std::move(codec));
     const auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
     const c10::Stream stream(c10::Stream::DEFAULT, c10::DeviceType::CPU);
     graph = std::make_unique<dc::Z3CustomOpExecutor>(
@@ -261,7 +261,7 @@ TEST(Zero3Executor, AGatherThatWasRefusedDoesNotCount) {
     auto registry = std::make_shared<dc::DSParamRegistry>();
     for (const long id : {0L, 1L})
       registry->registerParam(id, {2}, at::full({1}, rank, at::kFloat), {}, true, 0, false);
-    dc::ParamGather gather(std::make_unique<Wire>(backend, kGatherDeadline), registry);
+    dc::ParamGather gather(std::make_unique<Wire>(backend, kGatherTimeout), registry);
     if (rank == 1) {
       at::Tensor shard = registry->getParam(1).getDSTensor();
       const at::Tensor kept = shard.detach().clone();
@@ -287,7 +287,7 @@ TEST(Zero3Executor, DoublesAreGatheredToTheBit) {
           whole.view(-1).narrow(0, static_cast<std::int64_t>(own.first), static_cast<std::int64_t>(own.count));
       auto registry = std::make_shared<dc::DSParamRegistry>();
       registry->registerParam(0, {43, 3}, shard.clone(), {}, true, 0, false);
-      dc::ParamGather gather(std::make_unique<Wire>(backend, kGatherDeadline), registry, nullptr,
+      dc::ParamGather gather(std::make_unique<Wire>(backend, kGatherTimeout), registry, nullptr,
                              std::make_shared<dc::Flags>());
       gather.start(std::vector<long>{0}, {});
       gather.wait(0);

@@ -88,7 +88,9 @@ def test_rounds_have_the_bits_of_the_cpu_and_states_go_to_another_world(two_rank
 def spread_rounds(rank: int, device: str) -> list[Tensor]:
     torch.manual_seed(0)
     model = nn.Linear(64, 101).to(device)
-    outer = octavo.Outer(model, torch.optim.AdamW(model.parameters()), "int4+ef", 4, spread=True, group=group_of(device))
+    outer = octavo.Outer(
+        model, torch.optim.AdamW(model.parameters()), "int4+ef", 4, spread=True, group=group_of(device)
+    )
     generator = torch.Generator().manual_seed(rank)
     for _ in range(10):
         model(torch.randn(16, 64, generator=generator).to(device)).square().mean().backward()

@@ -5,6 +5,7 @@ drop, copy and save."""
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from functools import partial
 
@@ -212,17 +213,28 @@ def test_gradients_are_clipped_by_the_engine(two_ranks, stage):
         assert "[zero.clip_grad_norm_] call it between" in by_hand[2]
 
 
-def clip_what_overflows(rank: int) -> tuple[float, list[float], list[float]]:
+def clip_times(rank: int, factor: float) -> tuple[float, float, list[list[float]], list[list[float]]]:
+    """Returns the norm before a clip, its sum of squares on this rank after it, and the gradients before and after."""
     engine = engine_of(net(), 1)
-    engine.backward(engine(inputs_of(rank)).mean() * 1e24)
-    before = [part.gradient.to_local().tolist() for part in engine.parts.values()]
+    engine.backward(engine(inputs_of(rank)).mean() * factor)
+    gradients = [part.gradient for part in engine.parts.values()]
+    if factor == math.inf:
+        gradients = [gradient.nan_to_num_(nan=math.inf) for gradient in gradients]
+    before = [gradient.tolist() for gradient in gradients]
     norm = engine.clip_grad_norm_(1.0).item()
-    return norm, before, [part.gradient.to_local().tolist() for part in engine.parts.values()]
+    return norm, sum(float(g.square().sum()) for g in gradients), before, [g.tolist() for g in gradients]
 
 
-def test_gradients_whose_norm_is_not_finite_stay_as_they_are(two_ranks):
-    for norm, before, after in two_ranks.run(clip_what_overflows):
-        assert norm == float("inf") and before == after
+def test_a_norm_that_overflows_in_float32_clips_as_any_other(two_ranks):
+    ordinary = two_ranks.run(clip_times, 1.0)
+    huge = two_ranks.run(clip_times, 1e24)
+    assert huge[0][0] == pytest.approx(1e24 * ordinary[0][0], rel=1e-5)
+    assert sum(squares for _, squares, *_ in huge) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_gradients_with_an_infinity_stay_as_they_are(two_ranks):
+    for norm, _, before, after in two_ranks.run(clip_times, math.inf):
+        assert norm == math.inf and before == after
 
 
 def differentiate_an_old_graph(rank: int, stage: int) -> str:

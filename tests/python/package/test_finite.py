@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import pytest
+import torch
+
+from octavo.finite import all_finite
+
+
+def test_a_value_beyond_the_range_of_another_tensors_dtype_is_finite():
+    half, large = torch.ones(3, dtype=torch.float16), torch.full((3,), 1e5)
+    assert all_finite([half, large]) and all_finite([large, half])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_one_bad_value_of_any_tensor_is_found(bad, dtype):
+    tensors = [torch.zeros(0), torch.ones(2, 3), torch.ones(1000, dtype=dtype)]
+    assert all_finite(tensors)
+    tensors[2][777] = bad
+    assert not all_finite(tensors)
+
+
+def test_no_values_are_finite():
+    assert all_finite([]) and all_finite([torch.zeros(0)])
