@@ -66,12 +66,13 @@ void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint6
   if (header.digest == digest) {
     if (header.checksum == checksum(message + sizeof header, bytes - sizeof header)) return;
     fail(ErrorCode::communication, "comm.schedule", "rank ", receiver, " received other bytes than rank ", sender,
-         " sent: a bit has flipped in memory or on the network; the process group and its handles ", "must be rebuilt");
+         " sent: a bit has flipped in memory or on the network; the process group and its handles must be rebuilt");
   }
   fail(ErrorCode::communication, "comm.schedule", "rank ", receiver,
        " was sent a bucket of another step, plan or model by rank ", sender,
-       ": give all ranks the same plan, model, seed and checkpoint, and let them run the same graphs; the process "
-       "group and its handles must be rebuilt");
+       ": give all ranks the same plan, model, seed and checkpoint, and let them run, and differentiate, the same "
+       "modules; "
+       "the process group and its handles must be rebuilt");
 }
 
 std::uint64_t sealed_bytes(std::span<const Contribution> tensors, const Codec* Contribution::* codec,

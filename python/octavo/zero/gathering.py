@@ -201,7 +201,7 @@ class Gathering:
     def _after_forward(self, number: int, _module: nn.Module, _arguments: Any, output: Any) -> None:
         has_backward = torch.is_grad_enabled()
         is_recomputed = torch._C._current_graph_task_id() != -1  # by a backward pass, which needs the parameters next
-        outputs = [tensor for tensor in _tensors_in(output) if tensor.layout == torch.strided]
+        outputs = [tensor for tensor in _tensors_in(output) if tensor.layout in (torch.strided, torch.jagged)]
         memories = [_memory_of(output) for output in outputs]
         is_transformed = None in memories  # by torch.func, which differentiates at once and takes no hooks
         # a parameter that the module returns, or a view of one, is read by the caller
@@ -243,6 +243,8 @@ def _own_hook(method: Callable[..., None], *given: Any) -> OwnHook:
 
 def _memory_of(tensor: Tensor) -> int | None:
     """Returns what identifies the memory of a tensor; None for one that torch.func has made, which has none."""
+    if tensor.layout == torch.jagged:  # nested: a tensor of all values, with offsets
+        tensor = tensor.values()
     try:
         return tensor.untyped_storage()._cdata
     except NotImplementedError:

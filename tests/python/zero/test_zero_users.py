@@ -217,7 +217,7 @@ def clip_times(rank: int, factor: float) -> tuple[float, float, list[list[float]
     """Returns the norm before a clip, its sum of squares on this rank after it, and the gradients before and after."""
     engine = engine_of(net(), 1)
     engine.backward(engine(inputs_of(rank)).mean() * factor)
-    gradients = [part.gradient for part in engine.parts.values()]
+    gradients = [part.gradient.to_local() for part in engine.parts.values()]
     if factor == math.inf:
         gradients = [gradient.nan_to_num_(nan=math.inf) for gradient in gradients]
     before = [gradient.tolist() for gradient in gradients]

@@ -39,6 +39,7 @@ def partition(
     """
     mark_parameters(joint, ids)
     _recompute_views(joint)
+    _keep_what_is_overwritten(joint)
     grads = _parameters_of_gradients(joint, {index: id for index, id in ids.items() if id not in returned})
     forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
     _reduce_at_end(backward, grads[options["num_fwd_outputs"] :], graph_id)
@@ -70,6 +71,15 @@ def _recompute_views(joint: GraphModule) -> None:
         if inputs and all(n in of_parameters for n in inputs) and (is_cast(node) or _is_view(node.target)):
             of_parameters.add(node)
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+
+
+def _keep_what_is_overwritten(joint: GraphModule) -> None:
+    """Marks what is computed of an input that the forward pass writes to, such as a counter in a buffer, to be saved.
+    torch's partitioner would let the backward pass compute it again, of what was written."""
+    for copy in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        for user in copy.args[0].users:
+            if user is not copy:
+                user.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
 
 
 def _is_view(target: Callable[..., Any] | str) -> bool:
