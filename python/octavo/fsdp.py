@@ -48,6 +48,10 @@ class ShardedHandle(Handle):
         self._unmovable = unmovable
         weakref.finalize(self, _end_last_step, compressor)
 
+    def _with_gradients(self) -> list[nn.Parameter]:
+        """Those of groups that were frozen at ``octavo.compress`` too, which FSDP2 reduces by itself."""
+        return [p for p in self._model.parameters() if isinstance(p, DTensor) and p.grad is not None]
+
     def set_momentum(self, momenta: object, beta: float) -> None:
         raise ValueError(
             "[fsdp.set_momentum] momenta are averaged for DistributedDataParallel models alone: with FSDP2, gradients "
@@ -120,7 +124,7 @@ class _ParameterGroup:
         def watch_whole_parameters(*_: object) -> None:
             for sharded, (module, name) in self._places.items():
                 whole = getattr(module, name)
-                if isinstance(whole, DTensor) or watched.get(sharded) is whole:
+                if isinstance(whole, DTensor) or not whole.requires_grad or watched.get(sharded) is whole:
                     continue
                 whole.register_post_accumulate_grad_hook(lambda _, sharded=sharded: on_gradient(sharded))
                 watched[sharded] = whole

@@ -268,13 +268,16 @@ class Handle(SendsMomenta):
         if own is not None and not strangers:
             norm = own(max_norm)
         else:
-            gradients = [p.grad for p in self.parameters if p.grad is not None]
-            norm = total_norm(gradients)
+            clipped = self._with_gradients()
+            norm = total_norm([parameter.grad for parameter in clipped])
             if norm.isfinite():
-                torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
+                torch.nn.utils.clip_grads_with_norm_(clipped, max_norm, norm)
         if norm.isfinite():
             self.scaled_by(float(clip_factor(norm.cpu().double(), max_norm)))
         return norm
+
+    def _with_gradients(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.parameters if parameter.grad is not None]
 
     def _parameters_without(self, optimizer: Optimizer) -> list[str]:
         """Returns the names of parameters with a gradient that the optimizer does not have."""

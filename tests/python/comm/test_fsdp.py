@@ -263,6 +263,34 @@ class Twice(nn.Module):
         return self.blocks[0](x)
 
 
+def freeze_and_unfreeze(rank: int, plan: str | None, when: str) -> list[Tensor]:
+    """Trains where a block is frozen before `octavo.compress` and trained later, or frozen between that and the first
+    pass. Returns the norms of the gradients and the parameters in the end."""
+    model = shard(Odd())
+    model.blocks[0].requires_grad_(when == "after")
+    handle = None if plan is None else octavo.compress(model, plan)
+    model.blocks[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    ends = []
+    for step in range(4):
+        model.blocks[0].requires_grad_(step > 1)
+        backward(model, rank, step)
+        clip = handle.clip_grad_norm_ if handle else lambda most: nn.utils.clip_grad_norm_(model.parameters(), most)
+        ends.append(whole(clip(0.5)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*ends, *(whole(parameter.detach()) for parameter in model.parameters())]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_group_may_be_frozen_for_a_time(two_ranks, when):
+    """What was frozen at octavo.compress is sent by FSDP2 itself, and clipped with the others."""
+    for ours, theirs in zip(
+        two_ranks.run(freeze_and_unfreeze, "dense", when), two_ranks.run(freeze_and_unfreeze, None, when), strict=True
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
 def use_twice(rank: int) -> tuple[dict, int]:
     model = shard(Twice())
     handle = octavo.compress(model, "sign:64+ef")
