@@ -87,8 +87,9 @@ bool is_summed_as_it_is(const Plan& plan, const at::Tensor& tensor) {
 /// Returns a digest of all that the ranks must agree on. It has the dtype in it where values are sent in their dtype.
 std::uint64_t digest_of(std::uint64_t key, const Plan& plan, const at::Tensor& tensor, ReduceOp op) {
   std::uint64_t digest = rules::derive_key(key, static_cast<std::uint64_t>(op));
-  if (is_summed_as_it_is(plan, tensor))
+  if (is_summed_as_it_is(plan, tensor)) {
     digest = rules::derive_key(digest, static_cast<std::uint64_t>(tensor.scalar_type()));
+  }
   digest = rules::derive_key(digest, static_cast<std::uint64_t>(tensor.numel()));
   return rules::derive_key(digest, rows_of(tensor.sizes()));
 }

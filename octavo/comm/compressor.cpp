@@ -174,9 +174,8 @@ void Compressor::close_step() {
   state_.end_step(finite);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
-    if (std::exchange(parameter.sends_owed, false) && finite && parameter.power != 0) {
-      state_.clear(i, {kOwnMomentum, kOwnUpdate});
-    }
+    if (finite && parameter.repays()) state_.clear(i, {kOwnMomentum, kOwnUpdate});
+    parameter.sends_owed = false;
   }
 }
 

@@ -290,6 +290,8 @@ class OCTAVO_API Compressor {
     bool over_hits() const { return plan->over_hits && !info.exempt; }
     bool codes_own() const { return (plan->over_hits || plan->codes_own) && !info.exempt; }
     bool compares() const { return !info.exempt && plan->compares(); }
+    /// Whether it owes nothing once the step under way has ended and was finite.
+    bool repays() const { return sends_owed && power != 0; }
   };
 
   bool scatters() const { return collective_ != Collective::all_reduce; }

@@ -93,7 +93,7 @@ std::vector<ParameterStats> Compressor::parameter_stats() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = parameters_[i];
     const ParameterInfo& info = parameter.info;
-    const bool repays = parameter.sends_owed && commits && parameter.power != 0;  // it owes nothing after this step
+    const bool repays = commits && parameter.repays();
     double owed = 0;
     for (const Role& role : state_.roles()) {
       const at::Tensor& kept = commits ? state_.pending(i, role) : state_.at(i, role).tensor();

@@ -15,7 +15,12 @@ def all_finite(tensors: Iterable[Tensor]) -> Tensor:
 
     The least and the greatest value of a tensor are NaN where any value is, and are found at the speed of memory.
     """
-    bounds = [bound for tensor in tensors if tensor.numel() for bound in torch.aminmax(tensor)]
+    bounds = [bound for tensor in tensors if tensor.numel() for bound in torch.aminmax(_with_an_order(tensor))]
     if not bounds:
         return torch.tensor(True, device="cpu")
     return torch.isfinite(torch.stack([bound.to(bounds[0].device) for bound in bounds])).all()
+
+
+def _with_an_order(tensor: Tensor) -> Tensor:
+    """Returns the tensor as one whose bounds torch can find, which it cannot for floats of 8 bits."""
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor

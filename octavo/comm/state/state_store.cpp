@@ -35,7 +35,7 @@ Versioned& StateStore::at(std::size_t parameter, const Role& role) {
 
 const at::Tensor& StateStore::pending(std::size_t parameter, const Role& role) {
   const Versioned& one = at(parameter, role);
-  return was_sent_[parameter] || role.is_kept_unsent ? one.pending() : one.tensor();
+  return commits(parameter, role) ? one.pending() : one.tensor();
 }
 
 void StateStore::prefetch(std::size_t parameter) const {
@@ -49,7 +49,7 @@ void StateStore::evict(std::size_t parameter) const {
 void StateStore::end_step(bool commit) {
   for (std::size_t p = 0; p < tensors_.size(); ++p) {
     for (std::size_t r = 0; r < roles_.size(); ++r) {
-      if (commit && (was_sent_[p] || roles_[r].is_kept_unsent)) {
+      if (commit && commits(p, roles_[r])) {
         tensors_[p][r].commit();
       } else {
         tensors_[p][r].roll_back();

@@ -105,6 +105,8 @@ class OCTAVO_API StateStore {
     std::size_t parameter, role;
   };
 
+  /// Whether what was written in the step under way is committed where the step is finite.
+  bool commits(std::size_t parameter, const Role& role) const { return was_sent_[parameter] || role.is_kept_unsent; }
   Place find_key(const std::string& key) const;
   void require(const at::Tensor& values, const std::string& key, Place place, int rank, int world_size) const;
 

@@ -126,8 +126,7 @@ def require_of_rank(state: Mapping[str, Any], rank: int, world_size: int) -> Non
 def is_finite(value: Any) -> bool:
     """Whether a value, and all that it holds, is finite: no NaN in numbers, no NaN or infinity in tensors."""
     if isinstance(value, Tensor):
-        values = value.float() if value.element_size() == 1 else value  # torch finds no bounds of floats of 8 bits
-        return not value.is_floating_point() or bool(all_finite([values]))
+        return not value.is_floating_point() or bool(all_finite([value]))
     if isinstance(value, Mapping):
         return all(map(is_finite, value.values()))
     if isinstance(value, (list, tuple)):

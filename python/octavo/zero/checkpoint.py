@@ -191,7 +191,7 @@ def _remove_older(directory: Path) -> None:
                     shutil.rmtree(path)
             except OSError as error:
                 warnings.warn(
-                    f"[zero.save_checkpoint] {path} is no longer needed and cannot be removed: {error}", stacklevel=6
+                    f"[zero.save_checkpoint] {path} is no longer needed and cannot be removed: {error}", stacklevel=7
                 )
 
 

@@ -20,7 +20,7 @@ using thread_ranks::run_ranks;
 
 constexpr std::int64_t kWeightRows = 35, kWeightColumns = 70, kBias = 33;
 
-std::shared_ptr<Compressor> make(const BackendPtr& backend, const char* plan) {
+std::shared_ptr<Compressor> scattering(const BackendPtr& backend, const char* plan) {
   const std::vector<ParameterInfo> parameters = {
       {"weight", kWeightRows * kWeightColumns, false, kWeightRows, Ownership::rows(kWeightColumns)},
       {"bias", kBias, true, 1, Ownership::rows(1)}};
@@ -74,7 +74,7 @@ TEST(ReduceScatter, EveryRankGetsTheAveragesOfItsRowsAndPaddingStaysZero) {
       }
       for (at::Tensor& sum : sums) sum /= world;
       const at::Tensor expected = bucket_of(sums, world).view({world, -1})[rank];
-      const auto compressor = make(backend, "int8:64");
+      const auto compressor = scattering(backend, "int8:64");
       const at::Tensor bucket = bucket_of(gradients_of(rank), world);
       const auto shard = static_cast<std::uint64_t>((kWeightRows + world - 1) / world * kWeightColumns);
       compressor->begin_step();
@@ -92,7 +92,7 @@ TEST(ReduceScatter, EveryRankGetsTheAveragesOfItsRowsAndPaddingStaysZero) {
 TEST(ReduceScatter, TheTimeOfBucketsIsCountedUnderAnyPlan) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     for (const char* plan : {"dense", "int8:64"}) {
-      const auto compressor = make(backend, plan);
+      const auto compressor = scattering(backend, plan);
       compressor->begin_step();
       compressor->reduce(bucket_of(gradients_of(rank), 2), {{0, 0}, {1, 18 * kWeightColumns}});
       const PhaseSeconds seconds = compressor->stats().seconds;
@@ -107,7 +107,7 @@ TEST(ReduceScatter, WhatWasSentAndWhatIsOwedAddUpToTheGradients) {
   constexpr int kWorld = 3;
   std::vector<at::Tensor> results(kWorld), owed(kWorld);
   run_ranks(kWorld, [&](const BackendPtr& backend, int rank) {
-    const auto compressor = make(backend, "sign+ef");
+    const auto compressor = scattering(backend, "sign+ef");
     const at::Tensor bucket = bucket_of(gradients_of(rank), kWorld);
     compressor->begin_step();
     compressor->reduce(bucket, {{0, 0}, {1, 12 * kWeightColumns}}, 1.0);
@@ -139,7 +139,7 @@ TEST(ReduceScatter, AnAverageOverHitsCountsWhatOneRankSendsWhole) {
         return at::where(numbers.remainder(world) == of_rank, whole, 0).to(at::kFloat).view({kWeightRows, -1});
       };
       const auto reduced = [&](const char* plan, double divisor) {
-        const auto compressor = make(backend, plan);
+        const auto compressor = scattering(backend, plan);
         const at::Tensor bucket = bucket_of({part_of(rank), at::ones({kBias})}, world);
         const auto shard = static_cast<std::uint64_t>((kWeightRows + world - 1) / world * kWeightColumns);
         compressor->begin_step();
@@ -162,7 +162,7 @@ TEST(ReduceScatter, AnAverageOverHitsCountsWhatOneRankSendsWhole) {
 TEST(ReduceScatter, OverHitsWhatWasSentAndWhatIsOwedAddUpOfOwnRowsToo) {
   constexpr int kWorld = 3;
   run_ranks(kWorld, [&](const BackendPtr& backend, int rank) {
-    const auto compressor = make(backend, "topk:0.05+ef+hits");
+    const auto compressor = scattering(backend, "topk:0.05+ef+hits");
     const at::Tensor bucket = bucket_of(gradients_of(rank), kWorld);
     compressor->begin_step();
     compressor->reduce(bucket, {{0, 0}, {1, 12 * kWeightColumns}});
@@ -181,7 +181,7 @@ TEST(ReduceScatter, OverHitsWhatWasSentAndWhatIsOwedAddUpOfOwnRowsToo) {
 TEST(ReduceScatter, AnUnbiasedChoiceIsWeightedOnceThoughNothingGoesDown) {
   constexpr int kSteps = 400;
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
-    const auto compressor = make(backend, "randomk:1/4:unbiased");
+    const auto compressor = scattering(backend, "randomk:1/4:unbiased");
     at::Tensor mean = at::zeros({18 * kWeightColumns});
     for (int step = 0; step < kSteps; ++step) {
       at::Tensor bucket = bucket_of({at::ones({kWeightRows, kWeightColumns}), at::ones({kBias})}, 2);
@@ -197,7 +197,7 @@ TEST(ReduceScatter, AnUnbiasedChoiceIsWeightedOnceThoughNothingGoesDown) {
 TEST(ReduceScatter, ACodecForTheWayDownChangesNothingWhereNothingGoesDown) {
   run_ranks(3, [&](const BackendPtr& backend, int rank) {
     const auto sums_by = [&](const char* plan) {
-      const auto compressor = make(backend, plan);
+      const auto compressor = scattering(backend, plan);
       const at::Tensor bucket = bucket_of(gradients_of(rank), 3);
       compressor->begin_step();
       compressor->reduce(bucket, {{0, 0}, {1, 12 * kWeightColumns}});
@@ -212,7 +212,7 @@ TEST(ReduceScatter, ACodecForTheWayDownChangesNothingWhereNothingGoesDown) {
 
 TEST(ReduceScatter, RanksThatSeeFiniteShardsRollBackToo) {
   run_ranks(3, [&](const BackendPtr& backend, int rank) {
-    const auto compressor = make(backend, "int4+ef");
+    const auto compressor = scattering(backend, "int4+ef");
     std::vector<at::Tensor> gradients = gradients_of(rank);
     if (rank == 1) gradients[0][30][3] = NAN;  // in a row that rank 2 owns
     const at::Tensor bucket = bucket_of(gradients, 3);
@@ -226,7 +226,7 @@ TEST(ReduceScatter, RanksThatSeeFiniteShardsRollBackToo) {
 
 TEST(ReduceScatter, MomentaOfWholeParametersAreRefused) {
   run_ranks(2, [](const BackendPtr& backend, int) {
-    const auto compressor = make(backend, "sign+ef");
+    const auto compressor = scattering(backend, "sign+ef");
     EXPECT_THROW(compressor->keep_own_momenta({"weight"}, {0.9, 0.9}), Error);
     const at::Tensor whole = at::ones({kWeightRows * kWeightColumns});
     EXPECT_THROW(compressor->set_momentum({{"weight", {whole, whole}}}, 0.9), Error);
@@ -236,7 +236,7 @@ TEST(ReduceScatter, MomentaOfWholeParametersAreRefused) {
 
 TEST(ReduceScatter, AParameterWithoutAGradientHasNoPlace) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
-    const auto compressor = make(backend, "int8");
+    const auto compressor = scattering(backend, "int8");
     FsdpHook hook(compressor, {{{0, 18 * kWeightColumns}, {1, 17}}});
     hook.mark(1);
     const std::vector<at::Tensor> bias = {gradients_of(rank)[1]};

@@ -21,5 +21,13 @@ def test_one_bad_value_of_any_tensor_is_found(bad, dtype):
     assert not all_finite(tensors)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_floats_of_8_bits_are_looked_at_too(dtype):
+    values = torch.ones(100).to(dtype)
+    assert all_finite([values])
+    values[7] = math.nan
+    assert not all_finite([torch.ones(3), values])
+
+
 def test_no_values_are_finite():
     assert all_finite([]) and all_finite([torch.zeros(0)])

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of other kinds than those of zero_runs are trained as by DistributedDataParallel, compiled or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from zero_runs import adamw
+
+import octavo
+
+
+class Counting(nn.Module):
+    """A model whose forward pass uses a buffer that it has just written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes.add_(1.5)
+        return self.layer(x) * (1 + 0.1 * self.passes)
+
+
+class Nested(nn.Module):
+    """A model whose modules take and return jagged tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(torch.nested.nested_tensor(list(x.split([1, 3])), layout=torch.jagged)).values()
+
+
+def rows(rank: int, step: int) -> Tensor:
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def losses_on(
+    rank: int, make: Callable[[], nn.Module], batch: Callable[[int, int], Tensor], config: dict[str, Any] | None
+) -> list[float]:
+    """Returns losses of the engine, or of DistributedDataParallel without a config."""
+    torch._dynamo.reset()
+    model = make()
+    if config is None:
+        engine, optimizer = nn.parallel.DistributedDataParallel(model), adamw(model)
+        backward, after = Tensor.backward, optimizer.zero_grad
+    else:
+        engine = optimizer = octavo.initialize(model, adamw(model), config)
+        backward, after = engine.backward, lambda: None
+    losses = []
+    for step in range(4):
+        loss = engine(batch(rank, step)).square().mean()
+        backward(loss)
+        optimizer.step()
+        after()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_buffer_that_forward_writes_to_is_used_as_it_was_in_backward(two_ranks, stage):
+    compiled = two_ranks.run(losses_on, Counting, rows, {"zero_stage": stage, "compile": True}, timeout_s=120)
+    for got, expected in zip(compiled, two_ranks.run(losses_on, Counting, rows, None), strict=True):
+        assert got == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("config", [{}, {"compile": {"backend": "aot_eager"}}], ids=["eager", "aot_eager"])
+def test_modules_of_stage_3_may_return_jagged_tensors(two_ranks, config):
+    got = two_ranks.run(losses_on, Nested, rows, {"zero_stage": 3} | config, timeout_s=120)
+    for ours, expected in zip(got, two_ranks.run(losses_on, Nested, rows, None), strict=True):
+        assert ours == pytest.approx(expected, rel=1e-6)
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = nn.GroupNorm(4, 16)
+        self.second = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+        self.last = nn.ConvTranspose2d(16, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.second(self.norm(self.first(x)).relu()).relu())
+
+
+def picture(rank: int, step: int) -> Tensor:
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+    return x.to(memory_format=torch.channels_last if step > 1 else torch.contiguous_format)
+
+
+@pytest.mark.parametrize(("stage", "backend"), [(1, "inductor"), (3, "inductor"), (3, "aot_eager")])
+def test_convolutions_are_trained_as_by_ddp(two_ranks, stage, backend):
+    """Inductor copies their weights to channels_last, which must not be before they are whole."""
+    config = {"zero_stage": stage, "compile": {"backend": backend}}
+    compiled = two_ranks.run(losses_on, Convolutions, picture, config, timeout_s=120)
+    for got, expected in zip(compiled, two_ranks.run(losses_on, Convolutions, picture, None), strict=True):
+        assert got == pytest.approx(expected, rel=1e-5)
