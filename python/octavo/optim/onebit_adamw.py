@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo._C import Plan
 from octavo.optim.checks import eager_step, loss_of, require_dense, require_own_state, require_own_states
-from octavo.optim.clipping import clip_factor, require_max_norm
+from octavo.optim.clipping import clip_factor, require_max_norm, total_norm
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
 from octavo.plan import as_plan
@@ -178,8 +178,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         require_max_norm(max_norm, f"optim.{type(self).__name__}")
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         if self._handle is None:
-            norm = torch.nn.utils.get_total_norm(gradients)
-            return self._clip(norm, max_norm)
+            return self._clip(total_norm(gradients), max_norm)
         self._require_momenta("clip_grad_norm_")
         powers = self._handle.gradient_powers()
         own = set(self._parameters())
@@ -189,7 +188,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
             calibration = first["norm_squares"] / first["power_squares"] if first["power_squares"] else 1.0
             norm = torch.tensor((calibration * total) ** 0.5, dtype=torch.float32, device="cpu")
             return self._clip(norm, max_norm)
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = total_norm(gradients)
         if torch.isfinite(norm):
             decay = first["betas"][1]
             for group in self.param_groups:

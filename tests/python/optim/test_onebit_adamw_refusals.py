@@ -412,3 +412,13 @@ def test_numbers_of_a_step_are_single_and_of_their_dtype():
     for flag in (torch.zeros(1, dtype=torch.int32), torch.tensor(0)):
         with pytest.raises(ValueError, match=r"^\[optim\.lion\] expected a nonfinite flag as int32\[\] on cpu"):
             step(nonfinite=flag)
+
+
+def test_a_finite_gradient_whose_norm_overflows_in_float32_is_clipped():
+    weight = nn.Parameter(torch.zeros(1 << 16))
+    weight.grad = torch.full_like(weight, 1e18)  # the squares add up to 6.6e40
+    optimizer = OneBitAdamW([weight], lr=0.1, warmup_steps=10)
+    assert optimizer.clip_grad_norm_(256.0).item() == pytest.approx(2.56e20)
+    torch.testing.assert_close(weight.grad, torch.ones_like(weight))
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.full_like(weight, -0.1))
