@@ -26,7 +26,7 @@ void keep_least(PhaseSeconds& least, const PhaseSeconds& other) {
 
 }  // namespace
 
-AutoPlan::AutoPlan(std::size_t plans, Tell tell) : plans_(plans), tell_(std::move(tell)) {}
+AutoPlan::AutoPlan(std::size_t plans, Broadcast broadcast) : plans_(plans), broadcast_(std::move(broadcast)) {}
 
 void AutoPlan::begin_step(double exchange_s) {
   const auto seen = std::exchange(seen_, {});
@@ -97,7 +97,7 @@ void AutoPlan::try_contenders() {
   std::vector<std::int64_t> numbers = {static_cast<std::int64_t>(ours.size())};
   for (const BucketPlans& plans : ours) numbers.insert(numbers.end(), plans.begin(), plans.end());
   numbers.resize(1 + most * buckets);
-  tell_(numbers);
+  broadcast_(numbers);
   for (auto next = numbers.begin() + 1; static_cast<std::int64_t>(contenders_.size()) < numbers[0];) {
     contenders_.emplace_back(next, next + static_cast<std::ptrdiff_t>(buckets));
     next += static_cast<std::ptrdiff_t>(buckets);
@@ -112,7 +112,7 @@ void AutoPlan::choose() {
   std::vector<std::int64_t> numbers = {0};
   if (contenders_.size() > 1) {
     numbers[0] = static_cast<std::int64_t>(winner(turns_));
-    tell_(numbers);
+    broadcast_(numbers);
   }
   chosen_ = contenders_[static_cast<std::size_t>(numbers[0])];
   phase_ = Phase::settled;
@@ -126,7 +126,7 @@ void AutoPlan::check() {
   if (usual_s_ == 0) usual_s_ = now_s;
   const bool has_changed = now_s > kChange * usual_s_ || usual_s_ > kChange * now_s;
   std::vector<std::int64_t> numbers = {measured_s_ <= (has_changed ? kShareOfChange : kShare) * settled_s_ ? 1 : 0};
-  tell_(numbers);
+  broadcast_(numbers);
   at_ = 0;
   if (numbers[0] != 0) start();
 }

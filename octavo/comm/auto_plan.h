@@ -28,10 +28,10 @@ namespace octavo {
 class OCTAVO_API AutoPlan {
  public:
   /// A function that replaces the numbers by rank 0's, on every rank.
-  using Tell = std::function<void(std::vector<std::int64_t>& numbers)>;
+  using Broadcast = std::function<void(std::vector<std::int64_t>& numbers)>;
 
   /// `plans`: the number of plans to choose from.
-  AutoPlan(std::size_t plans, Tell tell);
+  AutoPlan(std::size_t plans, Broadcast broadcast);
 
   /// Ends a step and begins one. `exchange_s`: the seconds that the step that ended took, from its first bucket to its
   /// last result.
@@ -75,7 +75,7 @@ class OCTAVO_API AutoPlan {
   const BucketPlans& plans_now() const;
 
   std::size_t plans_;
-  Tell tell_;
+  Broadcast broadcast_;
   std::vector<std::vector<std::size_t>> seen_, layout_;  // parameters by bucket: of this step, of the steps before
   Phase phase_ = Phase::probing;
   std::uint64_t at_ = 0;  // steps done in this phase

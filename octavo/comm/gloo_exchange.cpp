@@ -80,7 +80,7 @@ bool GlooExchange::wait(milliseconds timeout) {
         if (!work->wait(left())) throw std::runtime_error("the back end was told to give up");
       }
     } catch (const std::exception& error) {  // which tells at most the peer's address
-      throw std::runtime_error(c10::str("with rank ", peer.rank, ": ", said_by(error)));
+      throw std::runtime_error(c10::str("with rank ", peer.rank, ": ", message_without_backtrace(error)));
     }
   }
   finish();

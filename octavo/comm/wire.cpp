@@ -30,7 +30,7 @@ auto guarded(int rank, std::chrono::milliseconds timeout, Talk talk) {
   } catch (const Error&) {
     throw;  // thrown by Octavo's own back ends
   } catch (const std::exception& error) {
-    const std::string what = first_line(said_by(error));
+    const std::string what = first_line(message_without_backtrace(error));
     const bool late = expired(what);
     fail(late ? ErrorCode::timeout : ErrorCode::communication, "comm.wire", "rank ", rank,
          late ? ": a peer did not answer within " : ": an exchange with a peer failed before the end of ",
@@ -72,7 +72,7 @@ std::uint64_t ring_bytes(std::uint64_t payload_bytes, int ranks) {
   return 2 * payload_bytes * (world - 1) / world;
 }
 
-std::string said_by(const std::exception& error) {
+std::string message_without_backtrace(const std::exception& error) {
   const auto* const of_torch = dynamic_cast<const c10::Error*>(&error);
   return of_torch ? of_torch->what_without_backtrace() : error.what();
 }

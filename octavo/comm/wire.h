@@ -38,7 +38,7 @@ struct Parcel {
 /// Returns a view of the parcel's bytes. `buffer`: uint8, of one dimension.
 OCTAVO_API at::Tensor bytes_of(const at::Tensor& buffer, const Parcel& parcel);
 /// Returns the error's message, without the backtrace that torch adds.
-OCTAVO_API std::string said_by(const std::exception& error);
+OCTAVO_API std::string message_without_backtrace(const std::exception& error);
 
 /// Returns parcels of so many bytes, indexed by receiver. Each parcel begins where the one before it ends.
 OCTAVO_API std::vector<Parcel> one_after_another(std::span<const std::uint64_t> bytes);

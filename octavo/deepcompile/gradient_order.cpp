@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "octavo/comm/schedule/messages.h"
-#include "octavo/deepcompile/doing.h"
+#include "octavo/deepcompile/error_context.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo::dc {
@@ -103,8 +103,8 @@ void GradientOrder::tell() {
 }
 
 GradientOrder::Turns GradientOrder::hear() {
-  const auto doing = [&] { return "the end of the backward pass of graph " + std::to_string(graph_id_); };
-  if (transfer_) while_doing(doing, [&] { transfer_->wait(); });
+  const auto context = [&] { return "the end of the backward pass of graph " + std::to_string(graph_id_); };
+  if (transfer_) with_context(context, [&] { transfer_->wait(); });
   const Heard heard = read_messages();
   transfer_.reset();
   Turns turns;

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "octavo/deepcompile/doing.h"
+#include "octavo/deepcompile/error_context.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
 
@@ -78,21 +78,21 @@ void GradientSum::send(const at::Tensor& bucket, std::vector<ReduceTask> tasks) 
     is_split_ = true;
   }
   sent_ = std::move(tasks);
-  while_doing([&] { return doing(); }, [&] { job_ = compressor_->begin(bucket, std::move(slots)); });
+  with_context([&] { return context(); }, [&] { job_ = compressor_->begin(bucket, std::move(slots)); });
 }
 
 std::vector<ReduceTask> GradientSum::receive() {
   if (!job_) return {};
   std::unique_ptr<Compressor::Job> job = std::move(job_);
-  while_doing([&] { return doing(); },
-              [&] {
-                while (Compressor::is_to_advance(*job)) compressor_->advance(*job);
-                compressor_->finish(std::move(job));
-              });
+  with_context([&] { return context(); },
+               [&] {
+                 while (Compressor::is_to_advance(*job)) compressor_->advance(*job);
+                 compressor_->finish(std::move(job));
+               });
   return std::exchange(sent_, {});
 }
 
-std::string GradientSum::doing() const {
+std::string GradientSum::context() const {
   std::vector<std::string> names;
   for (const ReduceTask& task : sent_) names.push_back(params_[index_of(task.getDSId())].name);
   return "the sum of the gradients of " + join_as_str(names, ", ", 200);

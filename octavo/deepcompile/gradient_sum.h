@@ -58,7 +58,7 @@ class OCTAVO_API GradientSum {
 
  private:
   std::size_t index_of(long id) const;
-  std::string doing() const;
+  std::string context() const;
 
   std::vector<SummedParam> params_;
   std::unordered_map<long, std::size_t> indices_;

@@ -10,7 +10,7 @@
 #include "octavo/codec/bits_coding.h"
 #include "octavo/codec/block_coding.h"
 #include "octavo/comm/layout.h"
-#include "octavo/deepcompile/doing.h"
+#include "octavo/deepcompile/error_context.h"
 #include "octavo/deepcompile/host_copy.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
@@ -95,7 +95,7 @@ void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarTyp
   }
   if (flags_->sync_before_allgather) synchronize(device);
   auto schedule = take_schedule(device);
-  while_doing([&] { return doing(needed); }, [&] { schedule->begin(std::move(tensors), digest); });
+  with_context([&] { return context(needed); }, [&] { schedule->begin(std::move(tensors), digest); });
   ++started_;  // only now: where there was no memory, the same gather may be started again
   for (const long id : needed) registry_->beginGather(id);
   flights_.push_back(std::make_unique<Flight>(Flight{device, std::move(needed), std::move(schedule)}));
@@ -153,13 +153,13 @@ void ParamGather::wait(long id) {
   const std::unique_ptr<Flight> flight = std::move(*found);
   flights_.erase(found);
   const c10::InferenceMode kept_for_training(false);
-  while_doing([&] { return doing(flight->ids); }, [&] { flight->schedule->wait(); });
+  with_context([&] { return context(flight->ids); }, [&] { flight->schedule->wait(); });
   flight->schedule->decode_all();
   for (const long gathered : flight->ids) registry_->endGather(gathered);
   idle_.emplace_back(flight->device, std::move(flight->schedule));
 }
 
-std::string ParamGather::doing(const std::vector<long>& ids) const {
+std::string ParamGather::context(const std::vector<long>& ids) const {
   std::vector<std::string> names;
   for (const long id : ids) names.push_back(registry_->nameOf(id));
   return "the gather of " + join_as_str(names, ", ", 200);

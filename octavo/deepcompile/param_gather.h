@@ -51,7 +51,7 @@ class OCTAVO_API ParamGather {
   at::Tensor make_room(const DSParam& param, at::ScalarType dtype) const;
   Contribution contribution(const at::Tensor& whole) const;
   std::unique_ptr<GatherShards> take_schedule(c10::Device device);
-  std::string doing(const std::vector<long>& ids) const;
+  std::string context(const std::vector<long>& ids) const;
 
   std::unique_ptr<Wire> wire_;
   std::shared_ptr<DSParamRegistry> registry_;

@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from octavo import _C
 from octavo._C import Plan
-from octavo.alive import OwnHook
 from octavo.handle import Handle
 from octavo.handle_state import WHOLE_MODEL
+from octavo.hooks import OwnHook
 from octavo.optim.joined import JoinedOptimizer, joined_optimizer, require_no_momentum
 from octavo.parameters import Exempt, Row, exempt_by_name, plain_name, require_kernels, table_of
 from octavo.rendezvous import Rendezvous, require_same_on_all_ranks

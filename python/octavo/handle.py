@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from octavo import _C
 from octavo._C import Plan
-from octavo.alive import OwnHook
 from octavo.handle_momenta import SendsMomenta
 from octavo.handle_state import (
     SCHEMA,
@@ -24,6 +23,7 @@ from octavo.handle_state import (
     require_memory_orders,
     states_of_one_run,
 )
+from octavo.hooks import OwnHook
 from octavo.optim.clipping import clip_factor, require_max_norm, total_norm
 from octavo.optim.joined import JoinedOptimizer, require_no_momentum
 from octavo.parameters import memory_orders, require_kernels

@@ -79,7 +79,7 @@ def train(engine: Engine, rank: int, steps: int = 4) -> list[float]:
     return losses
 
 
-def said_by(attempt: Callable[[], object]) -> str:
+def error_of(attempt: Callable[[], object]) -> str:
     try:
         attempt()
     except (RuntimeError, ValueError) as error:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from octavo._C import Plan
-from octavo.alive import OwnHook, while_alive
+from octavo.hooks import OwnHook, while_alive
 from octavo.optim.checks import CheckedOptimizer
 
 if TYPE_CHECKING:

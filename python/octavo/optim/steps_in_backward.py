@@ -25,8 +25,8 @@ class Stepper(Protocol):
 
 
 @dataclass
-class Seat:
-    """Where a parameter was found last: the number of its group, and its place there."""
+class Position:
+    """Where a parameter was found last: the number of its group, and its place in the group's list."""
 
     group: int
     place: int
@@ -37,7 +37,7 @@ def step_in_backward(optimizer: Stepper) -> list[RemovableHandle]:
     Returns the handles of their hooks. The hooks do not keep the optimizer."""
     return [
         parameter.register_post_accumulate_grad_hook(
-            partial(_step_while_alive, weakref.ref(optimizer), Seat(number, place))
+            partial(_step_while_alive, weakref.ref(optimizer), Position(number, place))
         )
         for number, group in enumerate(optimizer.param_groups)
         for place, parameter in enumerate(group["params"])
@@ -61,7 +61,7 @@ def require_unawaited(optimizer: object, parameter: Tensor) -> None:
         )
 
 
-def _step_while_alive(optimizer: weakref.ref[Stepper], seat: Seat, parameter: Tensor) -> None:
+def _step_while_alive(optimizer: weakref.ref[Stepper], position: Position, parameter: Tensor) -> None:
     """The hook of a parameter. It refers weakly to the optimizer, which has the parameter and its states: a hook in
     autograd must not keep it, because the garbage collector does not see what autograd keeps in a parameter."""
     alive = optimizer()
@@ -70,7 +70,7 @@ def _step_while_alive(optimizer: weakref.ref[Stepper], seat: Seat, parameter: Te
             f"[optim.step_in_backward] the optimizer that steps a {tuple(parameter.shape)} parameter in backward is "
             f"gone: keep it as long as the model trains, or call remove() of what step_in_backward() returned"
         )
-    group = _group_of(alive.param_groups, parameter, seat)
+    group = _group_of(alive.param_groups, parameter, position)
     if group is None or parameter.grad is None:  # it was taken out of the optimizer; another hook has taken it
         return
     require_unawaited(alive, parameter)
@@ -78,16 +78,16 @@ def _step_while_alive(optimizer: weakref.ref[Stepper], seat: Seat, parameter: Te
     parameter.grad = None
 
 
-def _group_of(groups: list[dict[str, Any]], parameter: Tensor, seat: Seat) -> dict[str, Any] | None:
+def _group_of(groups: list[dict[str, Any]], parameter: Tensor, position: Position) -> dict[str, Any] | None:
     """Returns the parameter's group as it is now, because programs sort groups, remove some, and load them anew. It
-    looks at the seat first, and searches only where the parameter is not there any more."""
-    if seat.group < len(groups):
-        group = groups[seat.group]
-        if seat.place < len(group["params"]) and group["params"][seat.place] is parameter:
+    looks at the position first, and searches only where the parameter is not there any more."""
+    if position.group < len(groups):
+        group = groups[position.group]
+        if position.place < len(group["params"]) and group["params"][position.place] is parameter:
             return group
     for number, group in enumerate(groups):
         for place, other in enumerate(group["params"]):
             if other is parameter:
-                seat.group, seat.place = number, place
+                position.group, position.place = number, place
                 return group
     return None

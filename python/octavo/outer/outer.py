@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from octavo import _C
 from octavo._C import Plan
-from octavo.alive import OwnHook, remove_after
+from octavo.hooks import OwnHook, remove_after
 from octavo.outer.checks import (
     plan_of,
     require_inner_optimizer,

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from octavo.alive import remove_after, while_alive
 from octavo.finite import all_finite
 from octavo.handle import Handle
+from octavo.hooks import remove_after, while_alive
 from octavo.optim.checks import not_compiled
 from octavo.optim.clipping import clip_factor, require_max_norm, total_norm
 from octavo.parameters import exempt_by_name

@@ -13,7 +13,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
 from octavo import _C
-from octavo.alive import OwnHook, remove_after, while_alive
+from octavo.hooks import OwnHook, remove_after, while_alive
 from octavo.optim.checks import not_compiled
 
 GRAPH = 0  # without torch.compile all parameters belong to one graph

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
-from zero_runs import Engine, Odd, adamw, engine_of, net, paged, said_by, step_once, train
+from zero_runs import Engine, Odd, adamw, engine_of, error_of, net, paged, step_once, train
 
 import octavo
 
@@ -209,7 +209,7 @@ def with_options(rank: int, folder: str) -> list[Any]:
         options["lr"].item(),
         options["weight_decay"],
         options["betas"],
-        said_by(lambda: engine.save_checkpoint(folder)),
+        error_of(lambda: engine.save_checkpoint(folder)),
     ]
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from test_zero_checkpoint import resumed
 from torch import nn
-from zero_runs import Odd, adamw, engine_of, inputs_of, net, said_by, step_once, train
+from zero_runs import Odd, adamw, engine_of, error_of, inputs_of, net, step_once, train
 
 import octavo
 from octavo import durable_files
@@ -129,9 +129,9 @@ def between_backward_and_step(rank: int, folder: str) -> list[str]:
         partial(engine.load_checkpoint, folder),
         partial(engine.export_safetensors, f"{folder}/model.safetensors"),
     )
-    refusals = [said_by(attempt) for attempt in what]
+    refusals = [error_of(attempt) for attempt in what]
     engine.drop_gradients()
-    return [*refusals, said_by(what[1])]
+    return [*refusals, error_of(what[1])]
 
 
 def test_the_gradients_of_a_step_are_used_or_dropped_before_a_checkpoint(two_ranks, tmp_path):
@@ -183,16 +183,16 @@ def load_what_does_not_fit(rank: int, folder: str, how: str) -> list[str]:
         other = engine_of(net(), 1)
         train(other, rank, 1)
         before = [p.detach().clone() for p in other.module.parameters()]
-        said = said_by(lambda: other.load_checkpoint(folder))
+        said = error_of(lambda: other.load_checkpoint(folder))
         assert all(map(torch.equal, before, other.module.parameters()))
-        return [said, said_by(partial(train, other, rank, 1))]
+        return [said, error_of(partial(train, other, rank, 1))]
     if rank == 0:
         for file in (Path(folder) / "latest").glob("*.distcp"):
             file.write_bytes(file.read_bytes()[:-200])
         (Path(folder) / "latest" / "sha256.json").unlink()  # by which it would be refused before anything changes
     torch.distributed.barrier()
-    said = said_by(lambda: engine.load_checkpoint(folder))
-    return [said, said_by(lambda: engine.backward(engine(inputs_of(rank)).mean()))]
+    said = error_of(lambda: engine.load_checkpoint(folder))
+    return [said, error_of(lambda: engine.backward(engine(inputs_of(rank)).mean()))]
 
 
 def test_a_checkpoint_that_breaks_off_ends_the_engine(two_ranks, tmp_path):
@@ -262,7 +262,7 @@ def save_a_state_of_another_shape(rank: int, folder: str) -> str:
     model = net()
     engine = octavo.initialize(model, Scaling(model.parameters(), lr=0.1), {"zero_stage": 1})
     train(engine, rank, 1)
-    return said_by(lambda: engine.save_checkpoint(folder))
+    return error_of(lambda: engine.save_checkpoint(folder))
 
 
 def test_a_state_that_no_load_could_share_out_is_not_saved(two_ranks, tmp_path):
@@ -282,7 +282,7 @@ def load_half_of_the_states(rank: int) -> list[str]:
         torch.equal(own[name][key], now) for name, of in engine.optimizer_state().items() for key, now in of.items()
     )
     strange = [{**one, "9.weight": one["0.weight"]} for one in all_ranks]
-    return [said_by(partial(engine.load_optimizer_state, states, options)) for states in (all_ranks[:1], strange)]
+    return [error_of(partial(engine.load_optimizer_state, states, options)) for states in (all_ranks[:1], strange)]
 
 
 def test_states_that_are_not_those_of_all_ranks_are_refused(two_ranks):
@@ -316,7 +316,7 @@ def test_an_older_checkpoint_that_cannot_be_removed_is_a_warning(two_ranks, tmp_
 
 def load_into_another_dtype(rank: int, folder: str) -> str:
     engine_of(net(), 1).save_checkpoint(folder)
-    return said_by(lambda: engine_of(net().bfloat16(), 1).load_checkpoint(folder))
+    return error_of(lambda: engine_of(net().bfloat16(), 1).load_checkpoint(folder))
 
 
 def test_a_checkpoint_of_another_dtype_is_refused(two_ranks, tmp_path):
@@ -362,7 +362,7 @@ def load_what_has_changed(rank: int, folder: str, name: str) -> tuple[str, bool]
         path.write_bytes(content)
     torch.distributed.barrier()
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    said = said_by(lambda: engine.load_checkpoint(folder))
+    said = error_of(lambda: engine.load_checkpoint(folder))
     return said, any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from test_zero import by_ddp
 from torch import Tensor, nn
-from zero_runs import Odd, adamw, loss_of, net, said_by, step_once
+from zero_runs import Odd, adamw, error_of, loss_of, net, step_once
 
 import octavo
 
@@ -412,7 +412,7 @@ def at_the_limit_alone(rank: int, stage: int) -> str:
     with torch._dynamo.config.patch(recompile_limit=2):
         for step in range(4):
             inputs = [torch.ones(4)] * (1 + step * (rank == 0))
-            if said := said_by(lambda inputs=inputs: engine.backward(engine(inputs).square().mean())):
+            if said := error_of(lambda inputs=inputs: engine.backward(engine(inputs).square().mean())):
                 return said
             engine.step()
     return ""

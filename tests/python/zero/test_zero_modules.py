@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from zero_runs import said_by
+from zero_runs import error_of
 
 import octavo
 
@@ -127,7 +127,7 @@ def test_what_modules_return_may_be_changed_in_place_and_be_in_a_dataclass(two_r
 
 def keep_the_result(rank: int) -> str:
     engine = engine_of(KeepsItsResult)
-    return said_by(lambda: engine.backward(engine(inputs_of(rank))))
+    return error_of(lambda: engine.backward(engine(inputs_of(rank))))
 
 
 def test_a_result_that_a_module_keeps_is_refused_with_what_would_work(two_ranks):
@@ -204,7 +204,7 @@ def share_memory() -> nn.Module:
 
 
 def refused(rank: int, make: Callable[[], nn.Module]) -> str:
-    return said_by(lambda: engine_of(make))
+    return error_of(lambda: engine_of(make))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def train_a_stranger(rank: int, stage: int) -> str:
     model, _ = built(lambda: nn.Linear(4, 4))
     temperature = nn.Parameter(torch.ones(()))
     optimizer = torch.optim.SGD([*model.parameters(), temperature], lr=0.1)
-    return said_by(lambda: octavo.initialize(model, optimizer, {"zero_stage": stage}))
+    return error_of(lambda: octavo.initialize(model, optimizer, {"zero_stage": stage}))
 
 
 @pytest.mark.parametrize("stage", [1, 3])

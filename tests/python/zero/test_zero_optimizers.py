@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
-from zero_runs import inputs_of, net, said_by, train
+from zero_runs import error_of, inputs_of, net, train
 
 import octavo
 
@@ -81,7 +81,7 @@ def with_states_of_other_shapes(rank: int) -> tuple[str, bool]:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.state[model[0].weight]["row"] = torch.zeros(4)
-    said = said_by(lambda: octavo.initialize(model, optimizer, {"zero_stage": 1}))
+    said = error_of(lambda: octavo.initialize(model, optimizer, {"zero_stage": 1}))
     return said, optimizer.param_groups[0]["params"][0] is model[0].weight and bool(optimizer.state)
 
 
@@ -93,7 +93,7 @@ def test_a_state_that_cannot_be_shared_out_is_refused(two_ranks):
 def with_operators_that_dtensors_lack(rank: int, make: Callable[..., torch.optim.Optimizer]) -> list[str]:
     model = net()
     engine = octavo.initialize(model, make(model.parameters(), lr=0.1), {"zero_stage": 1})
-    return [said_by(lambda: train(engine, rank)), said_by(engine.step)]
+    return [error_of(lambda: train(engine, rank)), error_of(engine.step)]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from zero_runs import said_by
+from zero_runs import error_of
 
 import octavo
 from octavo.zero.compiled import Contract, Setting, ZeroGraph
@@ -127,7 +127,7 @@ def failing_at_first(rank: int) -> tuple[str, float]:
 
     engine.register_compile_pass("fail", fail, Contract())
     engine.set_compile_schedule([(0, ["gather", "fail"])])
-    said = said_by(lambda: engine(torch.ones(4, 8)))
+    said = error_of(lambda: engine(torch.ones(4, 8)))
     engine.set_compile_schedule([(0, ["gather", "reduce"])])  # no graph was made by the schedule before
     torch._dynamo.reset()
     return said, engine(torch.ones(4, 8)).sum().item()
@@ -148,7 +148,7 @@ def on_other_schedules(rank: int) -> str:
     if rank == 0:
         engine.set_compile_schedule([(0, names), (2, names)])
     engine.backward(engine(torch.ones(4, 8)).sum())
-    return said_by(engine.step)
+    return error_of(engine.step)
 
 
 def test_ranks_with_other_schedules_are_told_after_the_first_step(two_ranks):
@@ -346,7 +346,7 @@ def without_a_wait(rank: int, backend: str) -> list[str]:
         except (ValueError, RuntimeError) as error:
             said.append(str(error))
     with torch.no_grad():
-        return [*said, said_by(lambda: engine(torch.ones(4, 8)))]
+        return [*said, error_of(lambda: engine(torch.ones(4, 8)))]
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -421,7 +421,7 @@ def without_reductions(rank: int, backend: str) -> str:
 
     engine.register_compile_pass("drop", drop, Contract())
     engine.set_compile_schedule([(0, ["reduce", "drop"])])
-    return said_by(lambda: engine.backward(engine(torch.ones(4, 8)).sum()))
+    return error_of(lambda: engine.backward(engine(torch.ones(4, 8)).sum()))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

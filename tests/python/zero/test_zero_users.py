@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, spectral_norm, vector_to_parameters, weight_norm
-from zero_runs import adamw, engine_of, inputs_of, net, said_by, train
+from zero_runs import adamw, engine_of, error_of, inputs_of, net, train
 
 import octavo
 
@@ -70,7 +70,7 @@ def after_a_change(rank: int, how: str) -> list[str]:
     else:
         engine.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
     before = [part.values.detach().to_local().clone() for part in engine.parts.values()]
-    said = said_by(partial(train, engine, rank, 1))
+    said = error_of(partial(train, engine, rank, 1))
     after = [part.values.detach().to_local() for part in engine.parts.values()]
     return [said, "" if all(map(torch.equal, before, after)) else "has moved"]
 
@@ -122,9 +122,9 @@ def after_other_passes(rank: int, stage: int, compiled: bool) -> tuple[list[str]
     model(inputs_of(rank)).square().mean().backward()
     engine = engine_of(model, stage, **({"compile": "aot_eager"} if compiled else {}))
     said = [
-        said_by(lambda: engine(inputs_of(rank)).square().mean().backward()),
-        said_by(lambda: engine.backward(torch.tensor(1.0))),
-        said_by(lambda: engine.backward(engine(inputs_of(rank)))),
+        error_of(lambda: engine(inputs_of(rank)).square().mean().backward()),
+        error_of(lambda: engine.backward(torch.tensor(1.0))),
+        error_of(lambda: engine.backward(engine(inputs_of(rank)))),
     ]
     return said, train(engine, rank)
 
@@ -153,7 +153,7 @@ def with_another_engine(rank: int) -> list[str]:
     losses = [train_generator() for _ in range(2)]
     judge.module.requires_grad_(True)
     judged = train(judge, rank, 2)
-    return [said_by(train_generator), str(losses[1] < losses[0]), str(judged[1] < judged[0])]
+    return [error_of(train_generator), str(losses[1] < losses[0]), str(judged[1] < judged[0])]
 
 
 def test_a_loss_that_goes_through_the_model_of_another_engine(two_ranks):
@@ -201,7 +201,7 @@ def clipped(rank: int, stage: int, in_config: bool) -> tuple[list[float], list[f
         norms.append((engine.step() if in_config else norm).item())
         engine.step()
         losses.append(loss.item())
-    return losses, norms, said_by(lambda: engine.clip_grad_norm_(0.1))
+    return losses, norms, error_of(lambda: engine.clip_grad_norm_(0.1))
 
 
 @pytest.mark.parametrize("stage", [1, 3])
@@ -242,7 +242,7 @@ def differentiate_an_old_graph(rank: int, stage: int) -> str:
     first, second = (engine(inputs_of(rank)).square().mean() for _ in range(2))
     engine.backward(first)
     engine.step()
-    return said_by(lambda: engine.backward(second))
+    return error_of(lambda: engine.backward(second))
 
 
 @pytest.mark.parametrize("stage", [1, 3])
@@ -313,7 +313,7 @@ def refuse_compiled(rank: int, how: str) -> str:
         model[0] = torch.compile(model[0], backend="eager")
     else:
         model[0].compile(backend="eager")
-    return said_by(lambda: engine_of(model, 3))
+    return error_of(lambda: engine_of(model, 3))
 
 
 @pytest.mark.parametrize("how", ["wrapped", "in place"])
@@ -408,7 +408,7 @@ class TiedByHand(nn.Module):
 def read_by_hand(rank: int) -> str:
     model = TiedByHand()
     engine = octavo.initialize(model, adamw(model), {"zero_stage": 3, "reuse_mib": 0})
-    return said_by(lambda: engine(torch.arange(4)))
+    return error_of(lambda: engine(torch.arange(4)))
 
 
 def test_a_view_of_what_is_not_whole_is_refused_in_a_sentence(two_ranks):

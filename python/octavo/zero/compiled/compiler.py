@@ -19,7 +19,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx import GraphModule
 
 from octavo import _C
-from octavo.alive import while_alive
+from octavo.hooks import while_alive
 from octavo.zero.all_or_none import on_all_ranks
 from octavo.zero.compile_config import CompileConfig
 from octavo.zero.compiled.device import Device

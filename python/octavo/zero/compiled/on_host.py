@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from octavo import _C
-from octavo.alive import while_alive
+from octavo.hooks import while_alive
 from octavo.optim.shards import local
 
 
