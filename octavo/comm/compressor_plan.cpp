@@ -141,16 +141,15 @@ void Compressor::require_whole_gradients(const char* where) const {
     fail(ErrorCode::unsupported, where,
          "with ranks_per_host the means of hosts are sent, and nothing of a rank's own: leave ranks_per_host out");
   }
-  if (!scatters() && !shards_) return;
-  fail(ErrorCode::unsupported, where,
-       "each rank of fully_shard or ZeRO has only a shard of the averages: this is for DistributedDataParallel");
+  require_whole_averages(where);
 }
 
-/// Throws where each rank gets a shard of the averages, because momenta are of whole parameters.
+/// Throws where each rank gets a shard of the averages, because momenta and updates are of whole parameters.
 void Compressor::require_whole_averages(const char* where) const {
-  if (!scatters()) return;
+  if (!scatters() && !shards_) return;
   fail(ErrorCode::unsupported, where,
-       "each rank of fully_shard or ZeRO has only a shard of the averages: keep momenta with DistributedDataParallel");
+       "each rank of fully_shard or ZeRO has only a shard of the averages: this is for DistributedDataParallel, and ",
+       "other models take a plan for gradients, such as int4+ef");
 }
 
 void Compressor::set_exchange(Exchange exchange) {
@@ -178,20 +177,18 @@ void Compressor::set_momentum(const std::map<std::string, Momentum>& momenta, do
 
 void Compressor::keep_own_momenta(const std::vector<std::string>& names, OwnMomentum betas) {
   const std::lock_guard lock(mutex_);
-  require_whole_averages("comm.keep_own_momenta");
-  if (host_ && !names.empty()) {
-    fail(ErrorCode::unsupported, "comm.keep_own_momenta",
-         "with ranks_per_host the means of hosts are sent, and no rank's own update: leave ranks_per_host out");
+  if (!names.empty()) {
+    require_whole_gradients("comm.keep_own_momenta");
+    require_fits_momenta(*plan_, "comm.keep_own_momenta");
   }
-  if (!names.empty()) require_fits_momenta(*plan_, "comm.keep_own_momenta");
   close_step();
   momenta_.keep_own(names, betas);
 }
 
 void Compressor::keep_own_updates(const std::map<std::string, at::Tensor>& preconditioners, double beta) {
   const std::lock_guard lock(mutex_);
-  require_whole_gradients("comm.keep_own_updates");
   if (!preconditioners.empty()) {
+    require_whole_gradients("comm.keep_own_updates");
     require_fits_momenta(*plan_, "comm.keep_own_updates");
     require_magnitudes(*plan_, "comm.keep_own_updates");
   }

@@ -52,18 +52,6 @@ class ShardedHandle(Handle):
         """Those of groups that were frozen at ``octavo.compress`` too, which FSDP2 reduces by itself."""
         return [p for p in self._model.parameters() if isinstance(p, DTensor) and p.grad is not None]
 
-    def set_momentum(self, momenta: object, beta: float) -> None:
-        raise ValueError(
-            "[fsdp.set_momentum] momenta are averaged for DistributedDataParallel models alone: with FSDP2, gradients "
-            "are compressed and any optimizer takes its step on the shards"
-        )
-
-    def keep_own_momenta(self, parameters: object, update_beta: float, kept_beta: float) -> None:
-        raise ValueError(
-            "[fsdp.keep_own_momenta] ranks keep momenta of gradients that they have whole, with "
-            "DistributedDataParallel alone: with FSDP2 use another optimizer and a plan for gradients, such as int4+ef"
-        )
-
     def _load_world(self, states: list["_C.CompressorState"]) -> None:
         if self._unmovable:
             raise ValueError(

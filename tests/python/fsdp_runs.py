@@ -3,11 +3,14 @@
 
 import hashlib
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+
+import octavo
 
 
 class Block(nn.Module):
@@ -92,3 +95,15 @@ def step_once(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, ste
 
 def tensors_of(state: dict) -> dict[str, Tensor]:
     return {key: value for key, value in state.items() if isinstance(value, Tensor)}
+
+
+def refuse_momenta(handle: octavo.Handle) -> None:
+    weight = handle.parameters[0]
+    attempts = (
+        lambda: handle.set_momentum({weight: (torch.zeros_like(weight), torch.ones_like(weight))}, 0.9),
+        lambda: handle.keep_own_momenta([weight], 0.9, 0.99),
+        lambda: handle.keep_own_updates({weight: torch.ones_like(weight)}, 0.9),
+    )
+    for attempt in attempts:
+        with pytest.raises(NotImplementedError, match="has only a shard of the averages"):
+            attempt()

@@ -153,9 +153,9 @@ def page_folder(page_dir: str | os.PathLike | None, is_paged: bool, where: str) 
     if not isinstance(page_dir, str | os.PathLike):
         raise TypeError(f"[{where}] expected page_dir as the path of a folder, got {type(page_dir).__name__}")
     if not is_paged:
-        raise ValueError(f"[{where}] page_dir is for paged states, got {page_dir!r}: pass is_paged=True, too")
+        raise ValueError(f"[{where}] page_dir is for paged states, got '{page_dir}': pass is_paged=True, too")
     if not os.path.isdir(page_dir):
-        raise ValueError(f"[{where}] page_dir {page_dir!r} is no directory: make it first")
+        raise ValueError(f"[{where}] page_dir '{page_dir}' is no directory: make it first")
     return os.fspath(page_dir)
 
 

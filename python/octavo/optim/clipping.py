@@ -39,13 +39,16 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 class GradientClip:
     """What the next step multiplies gradients by, so that their global L2 norm is at most ``max_norm``.
 
-    It remembers the gradients that it was computed from: another step must not use it for others.
+    It remembers the gradients that it was computed from: another step must not use it for others. It does not wait for
+    a device. There, unlike on the CPU, a norm that overflows in float32 is infinite, and the factor is 0.
     """
 
     def __init__(self, optimizer: str, gradients: list[Tensor], max_norm: float):
-        self.norm = gathered(torch.nn.utils.get_total_norm(gradients))
+        is_at_hand = all(gradient.device.type == "cpu" for gradient in gradients)
+        self.norm = total_norm(gradients) if is_at_hand else gathered(torch.nn.utils.get_total_norm(gradients))
         self._optimizer = optimizer  # its name, for errors
-        self._factor = clip_factor(self.norm.float(), max_norm)
+        norm = self.norm.to(torch.promote_types(self.norm.dtype, torch.float32))
+        self._factor = clip_factor(norm, max_norm).float()
         self._versions = {weakref.ref(gradient): _version_of(gradient) for gradient in gradients}
 
     def factor_of(self, gradients: list[Tensor]) -> Tensor | None:

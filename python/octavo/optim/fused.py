@@ -189,7 +189,8 @@ class FusedOptimizer(CheckedOptimizer):
         tensor on their device, which is not waited for.
 
         It does what ``torch.nn.utils.clip_grad_norm_`` does without a pass of its own over the gradients: the step
-        multiplies them as it reads them, and ``grad`` stays as it is. Of several calls before a step the last one
+        multiplies them as it reads them, and ``grad`` stays as it is. On the CPU, unlike torch's, it clips finite
+        gradients whose norm overflows in float32. Of several calls before a step the last one
         counts. ``zero_grad()`` of this optimizer cancels it, and so does that of the model, since a step clips no other
         gradients than those that were measured. Raises RuntimeError with ``step_in_backward``, which frees gradients
         before they can be measured; ``step()`` raises it where gradients were changed in place, or some of them

@@ -9,6 +9,7 @@ from os import PathLike
 from typing import Any
 
 from octavo._C import Plan
+from octavo.optim.checks import page_folder
 from octavo.parameters import Exempt
 from octavo.plan import as_plan, is_finite_number, is_whole_number, require_seed
 from octavo.zero.compile_config import compile_config
@@ -37,7 +38,7 @@ class ZeroConfig:
     - ``is_paged`` and ``page_dir``: where what the plan remembers from step to step is kept, as in ``octavo.compress``;
       ranks may differ in them.
 
-    Raises ValueError for a value that makes no sense.
+    Raises ValueError for a value that makes no sense; TypeError for a ``page_dir`` that is no path.
     """
 
     zero_stage: int
@@ -54,7 +55,7 @@ class ZeroConfig:
     timeout_s: float = 300.0
     symmetric_memory: bool | None = None
     is_paged: bool = False
-    page_dir: str | None = None
+    page_dir: str | PathLike | None = None
 
     def __post_init__(self) -> None:
         for name in ("clip_norm", "bucket_mib", "gather_mib", "reuse_mib", "timeout_s"):
@@ -77,9 +78,7 @@ class ZeroConfig:
         is_choice = isinstance(self.symmetric_memory, bool | None)
         self._require(is_choice, "symmetric_memory as True, False or None", self.symmetric_memory)
         self._require(isinstance(self.is_paged, bool), "is_paged as True or False", self.is_paged)
-        is_folder = isinstance(self.page_dir, str | PathLike | None)
-        self._require(is_folder, "page_dir as the path of a folder", self.page_dir)
-        self._require(self.is_paged or self.page_dir is None, "is_paged with a page_dir", self.page_dir)
+        page_folder(self.page_dir, self.is_paged, "zero.initialize")
 
     @staticmethod
     def _require(condition: bool, expected: str, got: object) -> None:

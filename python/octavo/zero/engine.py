@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from octavo.finite import all_finite
-from octavo.handle import Handle
 from octavo.hooks import remove_after, while_alive
 from octavo.optim.checks import not_compiled
 from octavo.optim.clipping import clip_factor, require_max_norm, total_norm
@@ -36,6 +35,7 @@ from octavo.zero.checks import (
 from octavo.zero.compile_config import CompileConfig, compile_config
 from octavo.zero.config import ZeroConfig
 from octavo.zero.gathering import GRAPH, Gathering
+from octavo.zero.handle import ZeroHandle
 from octavo.zero.parts import OwnPart
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class ZeroEngine:
         self._gathering: Gathering | None = None
         if config.zero_stage == 3:
             self._gathering = Gathering(self._engine, self._ids, self._parameters, model, transfer_bytes, kept_bytes)
-        self.handle = Handle(self._engine.compressor, self._parameters, model)
+        self.handle = ZeroHandle(self, self._engine.compressor, self._parameters, model)
         self._memories = {parameter: memory_of(parameter) for parameter in self.parts}
         self._forward: Callable[..., Any] = model
         self._compiler: ZeroCompiler | None = None

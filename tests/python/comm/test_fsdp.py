@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_runs import Odd, backward, batch_of, digest, shard, step_once, tensors_of, whole
+from fsdp_runs import Odd, backward, batch_of, digest, refuse_momenta, shard, step_once, tensors_of, whole
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -404,10 +404,7 @@ def refuse(rank: int) -> None:
     with pytest.raises(ValueError, match=r"to themselves: use the codec inside lsh with \+ef, or compress between"):
         handle.set_plan("lsh:int4")
     assert str(handle.plan) == "int4+ef"
-    with pytest.raises(ValueError, match="momenta are averaged for DistributedDataParallel"):
-        handle.set_momentum({}, 0.9)
-    with pytest.raises(ValueError, match="ranks keep momenta of gradients that they have whole"):
-        handle.keep_own_momenta([], 0.9, 0.99)
+    refuse_momenta(handle)
     model = shard(Odd())
     with pytest.raises(ValueError, match="OneBitAdamW sends momenta"):
         octavo.compress(model, "sign+ef", optimizer=octavo.optim.OneBitAdamW(model.parameters(), warmup_steps=5))

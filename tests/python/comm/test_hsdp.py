@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fsdp_runs import Odd as Model
-from fsdp_runs import backward, batch_of, digest, shard, step_once, tensors_of, whole
+from fsdp_runs import backward, batch_of, digest, refuse_momenta, shard, step_once, tensors_of, whole
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -119,3 +119,11 @@ def test_the_bytes_between_replicas_are_the_bits_and_the_scales(four_ranks):
     expected = 2 * rows * (512 // 8 + 4) + 2 * 16 + 4 + 4  # plus headers, the gradient's power and the verdict
     for wire, dense in four_ranks.run(bytes_of):
         assert wire == expected and dense == 4 * 256 * 512
+
+
+def refuse_momenta_between_replicas(rank: int) -> None:
+    refuse_momenta(make("int4+ef")[1])
+
+
+def test_momenta_are_refused(four_ranks):
+    four_ranks.run(refuse_momenta_between_replicas)

@@ -182,8 +182,12 @@ def refuse_a_missing_directory(rank: int, page_dir: str) -> None:
 
 def test_directories_that_are_of_no_use_are_refused(two_ranks, tmp_path):
     two_ranks.run(refuse_a_missing_directory, str(tmp_path / "missing"))
-    with pytest.raises(ValueError, match=r"\[zero.initialize\] expected is_paged with a page_dir"):
+    with pytest.raises(ValueError, match=r"\[zero.initialize\] page_dir is for paged states"):
         octavo.zero.ZeroConfig(2, page_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=r"\[zero.initialize\] page_dir .*missing' is no directory: make it first"):
+        octavo.zero.ZeroConfig(2, is_paged=True, page_dir=tmp_path / "missing")
+    with pytest.raises(TypeError, match="expected page_dir as the path of a folder, got int"):
+        octavo.zero.ZeroConfig(2, is_paged=True, page_dir=3)
     with pytest.raises(ValueError, match=r"\[compression\.compress\] page_dir is for paged states.*is_paged=True"):
         octavo.compress(nn.Linear(4, 4), "int4+ef", page_dir=str(tmp_path))
     for build in (OneBitAdamW, OneBitLamb):
