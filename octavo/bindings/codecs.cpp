@@ -28,6 +28,7 @@ void bind_plan(py::module_& m) {
       .def(py::init([](const Plan& plan) { return plan; }), py::arg("plan"))
       .def(py::pickle([](const Plan& plan) { return plan.text(); },
                       [](const std::string& text) { return Plan::parse(text); }))
+      .def_property_readonly("codec", [](const Plan& plan) { return plan.map ? plan.map->text() : plan.codec->text(); })
       .def_property_readonly("error_feedback", [](const Plan& plan) { return plan.feedback != nullptr; })
       .def_property_readonly("momentum", [](const Plan& plan) { return plan.momentum(); })
       .def("with_momentum", &Plan::with_momentum, py::arg("momentum"))

@@ -245,8 +245,8 @@ class Handle(SendsMomenta):
 
         Unlike torch's function it tells error feedback of the clip (``scaled_by``). An optimizer that
         ``octavo.compress`` was given, that has all of these parameters and a ``clip_grad_norm_`` of its own clips by
-        that, and deals with gradients that are not finite as its ``nonfinite`` says. Raises ValueError for a joined optimizer that does not clip, or that lacks a parameter, and for a norm
-        below 0.
+        that, and deals with gradients that are not finite as its ``nonfinite`` says. Raises ValueError for a joined
+        optimizer that does not clip, or that lacks a parameter, and for a norm below 0.
         """
         require_max_norm(max_norm, "handle.clip_grad_norm_")
         optimizer = self._optimizer

@@ -174,9 +174,8 @@ def train(
 
 def _run(config: TrainConfig) -> int:
     for run in config.runs:
-        plan = octavo.Plan(run.resolved_plan)  # raises an error that says what is wrong with the plan
         if run.outer:
-            octavo._C.Outer.require_plan(plan)
+            octavo._C.Outer.require_plan(run.parsed_plan)
     if config.gather is not None:
         octavo.Plan(config.gather)
     # The heavy imports come after the options are known to be good.

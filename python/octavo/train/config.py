@@ -10,9 +10,10 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo._C import Plan
 from octavo.train.config_checks import OUTER_OPTIONS, check
-from octavo.train.optimizer_names import BETA1, BETA2, DGC_MOMENTUM, LR, ONEBIT, SIGN_STEPPED
-from octavo.train.plan_text import is_sign_plan, keeps_momentum, split_rounds
+from octavo.train.optimizer_names import BETA1, BETA2, LR, ONEBIT, SIGN_STEPPED
+from octavo.train.plan_text import split_rounds
 
 LR_WARMUP_SHARE = 0.05
 ONEBIT_WARMUP_SHARE = 0.15
@@ -81,7 +82,7 @@ class TrainConfig:
             return self.optimizer
         if self.outer or self.zero:
             return "adamw"
-        if is_sign_plan(self.resolved_plan):
+        if self.sends_signs:
             return "onebit-adamw"
         return "signum" if self.resolved_plan == "sign-vote" else "adamw"
 
@@ -100,6 +101,16 @@ class TrainConfig:
         return "sign-vote" if self.optimizer in SIGN_STEPPED else "sign+ef"
 
     @property
+    def parsed_plan(self) -> Plan:
+        """`resolved_plan`, parsed."""
+        return Plan(self.resolved_plan)
+
+    @property
+    def sends_signs(self) -> bool:
+        """Whether the plan sends signs with magnitudes, of any block size and feedback: these suit 1-bit optimizers."""
+        return self.parsed_plan.codec.partition(":")[0] == "sign"
+
+    @property
     def resolved_lr(self) -> float:
         """`lr`, or the default of the optimizer where it is not given."""
         return LR[self.optimizer_name] if self.lr is None else self.lr
@@ -109,7 +120,8 @@ class TrainConfig:
         """`beta1`, or, where it is not given, the default of what keeps the momentum: the plan or the optimizer."""
         if self.beta1 is not None:
             return self.beta1
-        return DGC_MOMENTUM if keeps_momentum(self.resolved_plan) else BETA1[self.optimizer_name]
+        momentum_of_plan = self.parsed_plan.momentum
+        return BETA1[self.optimizer_name] if momentum_of_plan is None else momentum_of_plan
 
     @property
     def resolved_beta2(self) -> float | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from octavo.train.errors import refuse
 from octavo.train.optimizer_names import ADAMS, BETA2, ELEMENTWISE, ONEBIT, OPTIMIZERS, SIGN_STEPPED, STEPPED_ALONE
-from octavo.train.plan_text import are_possible, codec_of, is_sign_plan, keeps_momentum, split_rounds
+from octavo.train.plan_text import are_possible, split_rounds
 
 if TYPE_CHECKING:
     from octavo.train.config import TrainConfig
@@ -144,7 +144,7 @@ def _check_zero(config: TrainConfig) -> None:
                 f"--optimizer {run.optimizer_name} steps whole parameters, or decides what is sent, and with --zero a "
                 f"rank has parts of them: use adamw, or one such as paged-adamw8bit or lion8bit"
             )
-        if codec_of(run.resolved_plan) == "auto":
+        if run.parsed_plan.is_auto:
             refuse(
                 f"--plan {run.resolved_plan} measures the exchanges of replicas: with --zero name a plan, such as "
                 f"int4+ef, or what `octavo advise` says"
@@ -153,16 +153,16 @@ def _check_zero(config: TrainConfig) -> None:
 
 def _check_optimizer(config: TrainConfig) -> None:
     for run in config.runs:
-        name, plan = run.optimizer_name, run.resolved_plan
+        name, plan, text = run.optimizer_name, run.parsed_plan, run.resolved_plan
         if run.adamw_lr is not None and name != "muon":
             refuse(f"--adamw-lr is for the AdamW beside muon: give --optimizer {name} its rate by --lr")
-        if keeps_momentum(plan) and name not in ("adamw", *ADAMS):
+        if plan.momentum is not None and name not in ("adamw", *ADAMS):
             refuse(
-                f"the plan {plan} keeps the momentum, and --optimizer {name} has one of its own; adamw goes without one"
+                f"the plan {text} keeps the momentum, and --optimizer {name} has one of its own; adamw goes without one"
             )
-        if name in ONEBIT and not is_sign_plan(plan):
+        if name in ONEBIT and not run.sends_signs:
             refuse(
-                f"--optimizer {name} needs a sign plan such as sign or sign+ef, not '{plan}'; "
+                f"--optimizer {name} needs a sign plan such as sign or sign+ef, not '{text}'; "
                 f"adamw and muon work with every plan"
             )
         if name == "zero-one-adam" and config.clip_norm is not None:
@@ -170,18 +170,18 @@ def _check_optimizer(config: TrainConfig) -> None:
                 "--clip-norm has no meaning for zero-one-adam, which sends updates of several steps, not gradients: "
                 "leave it out, or take onebit-adamw"
             )
-        if name == "zero-one-adam" and codec_of(plan) in ("sign-vote", "auto"):
-            refuse(f"--optimizer zero-one-adam needs a plan that keeps magnitudes, such as sign+ef, not '{plan}'")
+        if name == "zero-one-adam" and (plan.votes or plan.is_auto):
+            refuse(f"--optimizer zero-one-adam needs a plan that keeps magnitudes, such as sign+ef, not '{text}'")
         if name not in SIGN_STEPPED:
-            if codec_of(plan) == "sign-vote" and not run.outer:  # Outer says it of rounds
+            if plan.votes and not run.outer:  # Outer says it of rounds
                 refuse(
-                    f"--plan {plan} sends the majority's signs without magnitudes, for signum and lion: use sign+ef or "
+                    f"--plan {text} sends the majority's signs without magnitudes, for signum and lion: use sign+ef or "
                     f"int4+ef with --optimizer {name}"
                 )
             continue
-        if codec_of(plan) in ("topk", "threshold", "randomk"):
+        if plan.leaves_unsent:
             refuse(
-                f"--optimizer {name} steps by the sign of every value, and {plan} leaves most values unsent: use "
+                f"--optimizer {name} steps by the sign of every value, and {text} leaves most values unsent: use "
                 f"sign-vote, or adamw, which works with every plan"
             )
         if config.clip_norm is not None:

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 import octavo
 from octavo.train.config import TrainConfig
 from octavo.train.optimizer_names import BETA1, FUSED
-from octavo.train.plan_text import keeps_momentum
 
 ADAM_EPS = 1e-8
 
@@ -45,7 +44,7 @@ def build_optimizer(config: TrainConfig, model: PreTrainedModel) -> torch.optim.
     if name == "muon":
         return MuonWithAdamW(model, config)
     groups, betas = _groups(model.parameters(), config), (beta1, config.resolved_beta2)
-    if keeps_momentum(config.resolved_plan):
+    if config.parsed_plan.momentum is not None:
         betas = (0.0, config.resolved_beta2)
     if name in FUSED:
         return getattr(octavo.optim, FUSED[name])(groups, lr=lr, betas=betas)
@@ -65,7 +64,7 @@ def build_optimizer(config: TrainConfig, model: PreTrainedModel) -> torch.optim.
 def plan_of(config: TrainConfig) -> octavo.Plan:
     """Returns the plan of ``--plan``. Where that plan keeps a momentum and ``--beta1`` is given, ``--beta1`` is its
     momentum."""
-    plan = octavo.Plan(config.resolved_plan)
+    plan = config.parsed_plan
     return plan if plan.momentum is None or config.beta1 is None else plan.with_momentum(config.beta1)
 
 

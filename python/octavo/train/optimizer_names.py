@@ -37,8 +37,6 @@ LR = {
 """The default of --lr for each optimizer. Together with BETA1 it is the best value, or nearly the best, on all data
 sets of `octavo bench quality`. Not tuned there are 0/1 Adam, which has AdamW's rate, and the optimizers that step by
 signs, which have a fifth of it, as the paper on Lion advises. LAMB's rate is relative to the size of each tensor."""
-DGC_MOMENTUM = 0.9
-"""The default of --beta1 for a plan with dgc or fetchsgd, which keep the momentum in the optimizer's place."""
 BETA1 = {
     "adamw": 0.5,
     "onebit-adamw": 0.5,

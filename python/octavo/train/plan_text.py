@@ -1,25 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the text of a plan says to `octavo train`, and the rounds that it may name."""
+"""The texts that name plans together with rounds, or several plans."""
 
-import re
 from dataclasses import dataclass
 
 from octavo.train.errors import refuse
-
-
-def codec_of(plan: str) -> str:
-    """Returns the name of the codec of the parameters that no rule of `plan` names."""
-    return re.split("[;+:]", plan.removeprefix("delta+"))[0]  # delta+CODEC is another spelling of CODEC+ef21
-
-
-def is_sign_plan(plan: str) -> bool:
-    """Whether `plan` sends signs with magnitudes, of any block size and feedback: these suit 1-bit optimizers."""
-    return codec_of(plan) == "sign"
-
-
-def keeps_momentum(plan: str) -> bool:
-    """Whether `plan` has dgc or fetchsgd, which keep the momentum: the optimizer must then have none."""
-    return any(piece.split(":")[0] in ("dgc", "fetchsgd") for piece in re.split("[+;=]", plan))
 
 
 @dataclass(frozen=True)

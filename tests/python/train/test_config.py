@@ -76,6 +76,8 @@ pytestmark = pytest.mark.timeout(30)
         (dict(optimizer="lion", plan="delta+topk:0.01"), "and delta+topk:0.01 leaves most values unsent"),
         (dict(zero=1, plan="auto;bias=dense"), "measures the exchanges of replicas: with --zero name a plan"),
         (dict(optimizer="lion", plan="threshold:3"), "and threshold:3 leaves most values unsent"),
+        (dict(optimizer="lion", plan="lsh:topk:0.01"), "and lsh:topk:0.01 leaves most values unsent"),
+        (dict(plan="int4+ef;x=sign-vote", optimizer="adamw"), "x=sign-vote sends the majority's signs without magni"),
         (dict(optimizer="zero-one-adam", clip_norm=1.0), "--clip-norm has no meaning for zero-one-adam, which sends"),
         (dict(optimizer="zero-one-adam", plan="auto"), "--optimizer zero-one-adam needs a plan that keeps magnitudes"),
         (dict(optimizer="signum", clip_norm=1.0), "--clip-norm has no meaning for signum, whose steps have the size"),
@@ -89,6 +91,11 @@ def test_bad_options_are_refused_in_one_sentence(change, words):
         TrainConfig(**change)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_text_that_is_no_plan_is_refused():
+    with pytest.raises(ValueError, match="int9"):
+        TrainConfig(plan="int9")
 
 
 def test_the_optimizer_follows_from_the_plan():
@@ -130,6 +137,8 @@ def test_beta1_has_a_default_for_each_optimizer():
     assert TrainConfig(plan="dense").resolved_beta1 == TrainConfig(plan="sign+ef").resolved_beta1 == 0.5
     assert TrainConfig(plan="dense", optimizer="muon").resolved_beta1 == 0.95
     assert TrainConfig(plan="dense", optimizer="muon", beta1=0.0).resolved_beta1 == 0.0
+    assert TrainConfig(plan="topk:0.01+dgc:0.8").resolved_beta1 == 0.8
+    assert TrainConfig(plan="int4+ef;dgc=dense").resolved_beta1 == 0.5  # the name of a parameter
 
 
 def test_one_bit_warm_up_is_15_percent_of_the_steps():

@@ -423,7 +423,6 @@ def test_gradient_accumulation_sends_once_a_step(world, tmp_path):
     ("change", "words"),
     [
         (dict(data="/no/such/file.json"), "no such file"),
-        (dict(plan="sing+ef"), "sing"),
         (dict(model="/no/such/config.json"), "config.json cannot be read: No such file"),
         (dict(seq_len=128), "is 64; it must be at least --seq-len, 128"),
     ],

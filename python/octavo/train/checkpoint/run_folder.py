@@ -62,7 +62,7 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
     for name in ("plan", "lr", "beta1", "beta2"):
         options[name] = getattr(config, f"resolved_{name}")
     if config.outer:
-        plan = octavo.Plan(config.resolved_plan)
+        plan = config.parsed_plan
         # the momentum is the same on any number of ranks, unless it is spread; a rate that was not given is not
         if not config.outer_spread:
             _, options["outer_momentum"] = outer_rates(config.outer, plan, 1, None, config.outer_momentum)

@@ -77,7 +77,7 @@ class DdpStrategy(ReplicaStrategy):
             parts = (state["optimizer"] for state in own)
             groups, parameters = names_by_group(self.optimizer, self.model), dict(self.model.named_parameters())
             self.optimizer.load_state_dict(as_state_dict(common["param_groups"], parts, parameters, groups))
-            return LOST if octavo.Plan(self.config.resolved_plan).error_feedback else None
+            return LOST if self.config.parsed_plan.error_feedback else None
         self.handle.load_state_dict(own if isinstance(own, dict) else list(own))
         self.optimizer.load_state_dict(common)
         return None

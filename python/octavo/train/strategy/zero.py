@@ -102,7 +102,7 @@ class ZeroStrategy(Strategy):
         if IS_SHARED_OUT not in common:
             parts = as_parts(common, dict(self.model.named_parameters()), self._order)
             self._zero.load_optimizer_state([parts], options)
-            return LOST if octavo.Plan(self.config.resolved_plan).error_feedback else None
+            return LOST if self.config.parsed_plan.error_feedback else None
         if isinstance(own, dict):
             self._zero.load_optimizer_state(own["optimizer"], options)
             self.handle.load_state_dict(own["exchange"])
