@@ -11,7 +11,6 @@ import shutil
 from pathlib import Path
 from typing import IO, Any
 
-import octavo
 from octavo import durable_files
 from octavo.outer import outer_rates
 from octavo.train import errors
