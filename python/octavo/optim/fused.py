@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -131,7 +130,7 @@ class FusedOptimizer(CheckedOptimizer):
             params = groups_by_name(type(self).__name__, params, overrides, defaults.keys() | options.keys())
         super().__init__(params, defaults | options)
         is_paged = any(group["is_paged"] for group in self.param_groups)
-        self._maker.page_dir = page_folder(page_dir, is_paged, f"optim.{type(self).__name__}")
+        self._maker.memory.page_dir = page_folder(page_dir, is_paged, f"optim.{type(self).__name__}")
 
     # ---- what a subclass says
 
@@ -261,7 +260,7 @@ class FusedOptimizer(CheckedOptimizer):
     def _step_calls(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> list[StepCall]:
         """Returns what makes the step of parameters that have a ``grad``, a call for each device. Makes the states of
         parameters that have none yet."""
-        self._maker.require_own_process()
+        self._maker.memory.require_own_process()
         self._require_format(group, parameters)
         calls: list[StepCall] = []
         by_device: dict[torch.device, list[Tensor]] = {}
@@ -411,7 +410,7 @@ class FusedOptimizer(CheckedOptimizer):
         self._load_checked(state_dict, check)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_page_dir": self._maker.page_dir}
+        return super().__getstate__() | {"_page_dir": self._maker.memory.page_dir}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a copy, or what ``load_state_dict`` was given. States that belong in managed memory are copied
@@ -432,7 +431,7 @@ class FusedOptimizer(CheckedOptimizer):
                     saved = saved.state if isinstance(saved, _Saved) else saved
                     states[parameter] = self._maker.restored(group, parameter, saved, saved_bits)
         super().__setstate__(state | {"param_groups": groups, "state": defaultdict(dict, states)})
-        self._maker.process = os.getpid()  # all states have been made anew
+        self._maker.memory.belongs_here()
 
     def _loaded(self, saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         """Returns the options that a group has after a load."""

@@ -136,6 +136,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         loss = loss_of(closure)
         self._require_all_valid()
+        self._memory.require_own_process()
         self._require_joined()
         self._require_momenta("step")
         powers = self._powers()

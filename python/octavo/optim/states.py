@@ -4,14 +4,12 @@ memory it is."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from octavo._C import Arena
 from octavo.optim.shards import as_shard, has_whole_rows, is_sharded, local
 from octavo.optim.state_formats import (
     BLOCK,
@@ -25,16 +23,14 @@ from octavo.optim.state_formats import (
     kept_scales,
     names_of,
 )
+from octavo.optim.state_memory import StateMemory
 
 
 class StateMaker:
-    """Makes the states of an optimizer's parameters as their groups say, in ordinary memory or in managed memory. For
-    managed memory it has an arena for each device."""
+    """Makes the states of an optimizer's parameters as their groups say, in ordinary memory or in managed memory."""
 
     def __init__(self, owner: str, moments: tuple[str, ...], page_dir: str | None):
-        self.page_dir = page_dir
-        self.arenas: dict[torch.device, Arena] = {}
-        self.process = os.getpid()  # the process that made the states
+        self.memory = StateMemory(owner, page_dir)
         self._owner = owner  # the name of the optimizer's class, for errors
         self._moments = moments
 
@@ -56,16 +52,6 @@ class StateMaker:
             state.pop("extra_bits", None)
         elif "extra_bits" not in state:
             state["extra_bits"] = self._zeros_like(group, local(parameter), torch.int8)
-
-    def require_own_process(self) -> None:
-        """Raises RuntimeError in a forked process where states are in files, because it shares these files with its
-        parent."""
-        if self.page_dir is not None and self.arenas and self.process != os.getpid():
-            raise RuntimeError(
-                f"[optim.{self._owner}] the states in page_dir belong to process {self.process}, from which this one "
-                f"was forked, and both would write to them: load the optimizer's own state_dict(), which makes copies, "
-                f"or make its first step after the fork"
-            )
 
     def restored(self, group: dict[str, Any], parameter: Tensor, saved: Any, saved_bits: int) -> dict[str, Tensor]:
         """Makes the state of a parameter from a saved one, whose codes are of `saved_bits`. Moments in the group's
@@ -131,25 +117,13 @@ class StateMaker:
         return 32 if parameter.numel() < max(group["min_8bit_size"], 1) else group["optim_bits"]
 
     def _zeros_like(self, group: dict[str, Any], parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        if self._is_paged(group, parameter):
-            return self._arena_on(parameter.device).zeros_like(parameter, dtype)
-        return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
+        return self.memory.zeros_like(parameter, dtype, self._is_paged(group, parameter))
 
     def _zeros(self, group: dict[str, Any], parameter: Tensor, shape: list[int], dtype: torch.dtype) -> Tensor:
-        if self._is_paged(group, parameter):
-            return self._arena_on(parameter.device).zeros(shape, dtype)
-        return torch.zeros(shape, dtype=dtype, device=parameter.device)
+        return self.memory.zeros(shape, dtype, parameter.device, self._is_paged(group, parameter))
 
     def _is_paged(self, group: dict[str, Any], parameter: Tensor) -> bool:
         return group["is_paged"] and parameter.numel() >= max(group["min_paged_size"], 1)
-
-    def _arena_on(self, device: torch.device) -> Arena:
-        if not self.arenas:
-            self.process = os.getpid()
-        if device not in self.arenas:
-            directory = self.page_dir if self.page_dir is not None and device.type == "cpu" else ""
-            self.arenas[device] = Arena(device, directory=directory)
-        return self.arenas[device]
 
     # ---- what was saved
 

@@ -162,6 +162,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         loss = loss_of(closure)
         self._require_all_valid()
+        self._memory.require_own_process()
         self._require_joined()
         self._restore_parameters()
         self._require_delivered(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ MAKERS: dict[str, Callable[..., Any]] = {
     for name in optim.__all__
     if isinstance(getattr(optim, name), type) and name not in ("OneBitAdamW", "OneBitLamb", "ZeroOneAdam")
 } | {
-    "OneBitAdamW": lambda p: optim.OneBitAdamW(p, warmup_steps=2),
-    "OneBitLamb": lambda p: optim.OneBitLamb(p, warmup_steps=2),
-    "ZeroOneAdam": lambda p: optim.ZeroOneAdam(p, var_freeze_step=2, local_step_scaler=2),
+    "OneBitAdamW": partial(optim.OneBitAdamW, warmup_steps=2),
+    "OneBitLamb": partial(optim.OneBitLamb, warmup_steps=2),
+    "ZeroOneAdam": partial(optim.ZeroOneAdam, var_freeze_step=2, local_step_scaler=2),
 }
 
 

@@ -81,7 +81,7 @@ def test_copies_go_on_as_the_original(make, copied, tmp_path):
     assert same(optimizer, other) and not other.saw_nonfinite()
     assert is_all_paged(other) == (make is PagedAdamW8bit)
     if make is PagedAdamW8bit:
-        assert {arena.stats()["kind"] for arena in other._maker.arenas.values()} == {"file"}
+        assert {arena.stats()["kind"] for arena in other._maker.memory.arenas.values()} == {"file"}
 
 
 def through_torch_save(state: dict, folder: Path) -> dict:
