@@ -48,9 +48,9 @@ class ShardedHandle(Handle):
         self._unmovable = unmovable
         weakref.finalize(self, _end_last_step, compressor)
 
-    def _with_gradients(self) -> list[nn.Parameter]:
+    def _clipped_parameters(self) -> Sequence[nn.Parameter]:
         """Those of groups that were frozen at ``octavo.compress`` too, which FSDP2 reduces by itself."""
-        return [p for p in self._model.parameters() if isinstance(p, DTensor) and p.grad is not None]
+        return [parameter for parameter in self._model.parameters() if isinstance(parameter, DTensor)]
 
     def _load_world(self, states: list["_C.CompressorState"]) -> None:
         if self._unmovable:

@@ -24,7 +24,7 @@ from octavo.handle_state import (
     states_of_one_run,
 )
 from octavo.hooks import OwnHook
-from octavo.optim.clipping import clip_factor, require_max_norm, total_norm
+from octavo.optim.clipping import clip_factor, clip_gradients, require_max_norm
 from octavo.optim.joined import JoinedOptimizer, require_no_momentum
 from octavo.parameters import memory_orders, require_kernels
 from octavo.plan import as_plan
@@ -265,19 +265,15 @@ class Handle(SendsMomenta):
                     f"clip_grad_norm_, and torch.nn.utils.clip_grad_norm_ for the others"
                 )
             return own(max_norm)
-        if own is not None and not strangers:
-            norm = own(max_norm)
-        else:
-            clipped = self._with_gradients()
-            norm = total_norm([parameter.grad for parameter in clipped])
-            if norm.isfinite():
-                torch.nn.utils.clip_grads_with_norm_(clipped, max_norm, norm)
+        is_own = own is not None and not strangers
+        norm = own(max_norm) if is_own else clip_gradients(self._clipped_parameters(), max_norm)
         if norm.isfinite():
             self.scaled_by(float(clip_factor(norm.cpu().double(), max_norm)))
         return norm
 
-    def _with_gradients(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.parameters if parameter.grad is not None]
+    def _clipped_parameters(self) -> Sequence[nn.Parameter]:
+        """Returns the parameters whose gradients ``clip_grad_norm_`` clips."""
+        return self.parameters
 
     def _parameters_without(self, optimizer: Optimizer) -> list[str]:
         """Returns the names of parameters with a gradient that the optimizer does not have."""

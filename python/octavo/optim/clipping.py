@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from numbers import Real
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from octavo.optim.shards import gathered, local
 
@@ -30,10 +30,20 @@ def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Returns the L2 norm of the gradients, and of all shards where they are shards. Where it overflows in float32 it
     is computed again in float64, so that it is finite where the gradients are. Waits for the device."""
-    norm = gathered(torch.nn.utils.get_total_norm(gradients))
+    norm = gathered(nn.utils.get_total_norm(gradients))
     if not norm.isinf():
         return norm
-    return gathered(torch.nn.utils.get_total_norm([gradient.double() for gradient in gradients]))
+    return gathered(nn.utils.get_total_norm([gradient.double() for gradient in gradients]))
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+    """Clips the L2 norm of all gradients of these parameters as ``torch.nn.utils.clip_grad_norm_`` does, and returns
+    the norm that they had. Gradients whose norm is not finite stay as they are. Waits for the device."""
+    clipped = [parameter for parameter in parameters if parameter.grad is not None]
+    norm = total_norm([parameter.grad for parameter in clipped])
+    if norm.isfinite():
+        nn.utils.clip_grads_with_norm_(clipped, max_norm, norm)
+    return norm
 
 
 class GradientClip:
@@ -45,7 +55,7 @@ class GradientClip:
 
     def __init__(self, optimizer: str, gradients: list[Tensor], max_norm: float):
         is_at_hand = all(gradient.device.type == "cpu" for gradient in gradients)
-        self.norm = total_norm(gradients) if is_at_hand else gathered(torch.nn.utils.get_total_norm(gradients))
+        self.norm = total_norm(gradients) if is_at_hand else gathered(nn.utils.get_total_norm(gradients))
         self._optimizer = optimizer  # its name, for errors
         norm = self.norm.to(torch.promote_types(self.norm.dtype, torch.float32))
         self._factor = clip_factor(norm, max_norm).float()

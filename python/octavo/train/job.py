@@ -92,7 +92,7 @@ def try_job(config: TrainConfig, world: World, data: Data) -> None:
         _claim(config, world, disk, data, model.config.to_dict())
         build_strategy(config, world, data, model, None, resumed=False)
     del model
-    gc.collect()  # engines are in reference cycles
+    gc.collect()  # strategies are in reference cycles
 
 
 def clear_job(config: TrainConfig, world: World) -> None:

@@ -52,7 +52,7 @@ def build_model(config: LlamaConfig, seed: int) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config._attn_implementation = "sdpa"
     model = LlamaForCausalLM(config).float()
-    # The values that save_pretrained would set, for engines that write the weights by themselves.
+    # The values that save_pretrained would set, for strategies that write the weights by themselves.
     config.architectures, config.dtype = [type(model).__name__], "float32"
     return model
 

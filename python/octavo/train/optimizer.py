@@ -144,16 +144,6 @@ class MuonWithAdamW:
             part.load_state_dict(state[name])
 
 
-def clip_gradient(optimizer: Any, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
-    """Scales the averaged gradient down to the global L2 norm `max_norm`; returns the norm that it had.
-
-    An optimizer for which `parameter.grad` is not always a gradient clips by its own `clip_grad_norm_`.
-    """
-    own = getattr(optimizer, "clip_grad_norm_", None)
-    norm = own(max_norm) if own else torch.nn.utils.clip_grad_norm_(list(parameters), max_norm)
-    return float(norm)
-
-
 def _hidden_matrices(model: PreTrainedModel) -> list[torch.nn.Parameter]:
     """Returns the matrices between the embeddings and the output layer."""
     outer = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}

@@ -20,6 +20,7 @@ from octavo.optim import (
     DistributedLion,
     Lion8bit,
 )
+from octavo.optim.clipping import clip_gradients
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -120,6 +121,19 @@ def test_finite_gradients_whose_norm_overflows_in_float32_are_clipped():
     expected.grad = torch.ones_like(expected)
     twin.step()
     torch.testing.assert_close(weight, expected)
+
+
+def test_gradients_are_clipped_as_torch_does_unless_their_norm_is_not_finite():
+    parameters, twins = parameters_of(), parameters_of()
+    give_gradients(parameters, 1)
+    give_gradients(twins, 1)
+    parameters[-1].grad = twins[-1].grad = None
+    assert torch.equal(clip_gradients(parameters, 0.5), torch.nn.utils.clip_grad_norm_(twins, 0.5))
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(parameters[:-1], twins[:-1], strict=True))
+    parameters[0].grad[0, 0] = torch.inf
+    before = [parameter.grad.clone() for parameter in parameters[:-1]]
+    assert clip_gradients(parameters, 0.5).isinf()
+    assert all(torch.equal(a.grad, b) for a, b in zip(parameters[:-1], before, strict=True))
 
 
 @pytest.mark.parametrize("max_norm", [-1.0, float("nan")])

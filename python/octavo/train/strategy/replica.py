@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engines share in which each rank has the whole model, its gradients in `.grad`, and an optimizer for all of
-it."""
+"""What the strategies share in which each rank has the whole model, its gradients in `.grad`, and an optimizer for
+all of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from octavo.finite import all_finite
-from octavo.train.optimizer import clip_gradient
+from octavo.optim.clipping import clip_gradients
 from octavo.train.strategy.base import Sent, Strategy
 
 
@@ -27,7 +27,7 @@ class ReplicaStrategy(Strategy):
         return norm
 
     def clip_gradient(self, max_norm: float) -> float:
-        return clip_gradient(self.optimizer, self.model.parameters(), max_norm)
+        return float(clip_gradients(list(self.model.parameters()), max_norm))
 
     def skip_step(self) -> None:
         """Does nothing: the gradients are forgotten when the step ends."""
