@@ -96,7 +96,7 @@ void bind_outer(py::module_& m) {
       .def_property_readonly("steps", &Outer::steps)
       .def("stats", &stats_of)
       .def("anchors", &Outer::anchors, no_gil)
-      .def("common_state", &Outer::common_state, no_gil)
+      .def("shared_state", &Outer::shared_state, no_gil)
       .def("own_state", &Outer::own_state, no_gil)
       .def("positions",
            [](Outer& outer) {

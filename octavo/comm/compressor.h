@@ -66,7 +66,7 @@ struct CompressorState {
   bool of_momenta = false;  // whether the residuals belong to momenta, not to gradients
   std::uint64_t step = 0;   // the same on all ranks, as the seed is
   std::uint64_t seed = 0;   // CompressorOptions
-  double usual_clip = 0;    // ClipHistory::usual_factor
+  double usual_factor = 0;  // ClipHistory::usual_factor
 };
 
 /// Averages gradients over the ranks by a plan, and keeps what must be remembered from step to step, by parameter.

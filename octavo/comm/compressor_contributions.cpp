@@ -8,6 +8,7 @@
 #include "octavo/comm/compressor.h"
 #include "octavo/comm/feedback/dgc.h"
 #include "octavo/comm/feedback/ef14.h"
+#include "octavo/comm/schedule/messages.h"
 
 namespace octavo {
 
@@ -47,7 +48,6 @@ Matrix Compressor::shape_of(const Parameter& parameter) {
 /// Makes room for what another rank may send of a bucket under whatever plan, so that a rank under another plan is told
 /// so.
 void Compressor::expect_any_plan(const std::vector<Slot>& slots) {
-  constexpr std::uint64_t kLongestHeader = 4096, kLongestValue = sizeof(double);
   std::uint64_t values = 0, tensors = 0;
   const auto add = [&](const Parameter& parameter) {
     values += parameter.info.ownership.range_size(parameter.info.count, wire_->world_size());
@@ -56,7 +56,7 @@ void Compressor::expect_any_plan(const std::vector<Slot>& slots) {
   for (const Slot& slot : slots) add(parameters_[slot.parameter]);
   if (slots.empty()) std::ranges::for_each(parameters_, add);  // a sparse gradient, which may be dense on other ranks
   for (Wire* wire : {wire_.get(), host_.get()}) {
-    if (wire) wire->set_longest_message(kLongestHeader + sizeof(float) * tensors + kLongestValue * values);
+    if (wire) wire->set_longest_message(longest_message(values, tensors));
   }
 }
 

@@ -52,7 +52,7 @@ void Compressor::continue_from(const CompressorState& state) {
   residuals_are_of_momenta_ = state.of_momenta;
   step_ = state.step;
   seed_ = state.seed;
-  clips_.set_usual_factor(state.usual_clip);
+  clips_.set_usual_factor(state.usual_factor);
 }
 
 OwedByRange Compressor::owed(std::size_t parameter) {

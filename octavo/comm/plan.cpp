@@ -117,7 +117,7 @@ void ParameterPlan::require_legal(const CodecText& text) const {
 }
 
 bool ParameterPlan::fits_hits() const {
-  return !map && codec->traits().leaves_unsent && (!feedback || feedback->fits_hits());
+  return !map && codec->traits().leaves_unsent && (!feedback || feedback->keeps_own_residual());
 }
 
 void ParameterPlan::require_fits_hits(const CodecText& text) const {
@@ -317,7 +317,9 @@ Plan Plan::with_decay(double decay) const {
 
 Plan Plan::coding_own() const {
   Plan plan = *this;
-  const auto set = [](ParameterPlan& one) { one.codes_own = one.feedback && !one.map && one.feedback->fits_hits(); };
+  const auto set = [](ParameterPlan& one) {
+    one.codes_own = one.feedback && !one.map && one.feedback->keeps_own_residual();
+  };
   set(plan);
   for (Rule& rule : plan.rules) set(rule.plan);
   return plan;

@@ -34,7 +34,7 @@ auto guarded(int rank, std::chrono::milliseconds timeout, Talk talk) {
     const bool late = expired(what);
     fail(late ? ErrorCode::timeout : ErrorCode::communication, "comm.wire", "rank ", rank,
          late ? ": a peer did not answer within " : ": an exchange with a peer failed before the end of ",
-         timeout.count(), " ms (", what, "); the process group and its handles must be rebuilt");
+         timeout.count(), " ms (", what, ")", kRebuild);
   }
 }
 

@@ -23,6 +23,9 @@ class Work;
 
 namespace octavo {
 
+/// The end of the sentence of an error after which ranks no longer know what others send next.
+inline constexpr const char* kRebuild = "; the process group and its handles must be rebuilt";
+
 class GlooExchange;
 class Posting;
 class SharedBackend;

@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "octavo/comm/schedule/messages.h"
 #include "octavo/comm/shared/shared_backend.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
@@ -181,7 +182,7 @@ std::uint64_t Engine::longest_message() const {
     largest = std::max(largest, share);
   }
   const std::uint64_t bucket = static_cast<std::uint64_t>(bucket_size_) / static_cast<unsigned>(backend_->getSize());
-  return sizeof(double) * std::min(all, 2 * bucket + largest) + sizeof(float) * params_.size() + 4096;
+  return octavo::longest_message(std::min(all, 2 * bucket + largest), params_.size());
 }
 
 std::unique_ptr<Wire> Engine::new_wire(const c10::intrusive_ptr<c10d::Backend>& backend) const {

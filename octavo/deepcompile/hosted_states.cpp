@@ -32,7 +32,7 @@ void HostedStates::reload(long ds_id) {
 
 void HostedStates::wait_offloads() const {
   for (const auto& [id, states] : states_) {
-    for (const HostedTensor& state : states) state.waitOffload();
+    for (const HostedTensor& state : states) state.wait_for_offload();
   }
 }
 
@@ -43,7 +43,7 @@ void HostedStates::restore() {
   }
   for (auto& [id, states] : states_) {
     for (HostedTensor& state : states) {
-      state.waitReload();
+      state.wait_for_reload();
       state.touch();
     }
   }
@@ -52,7 +52,7 @@ void HostedStates::restore() {
 std::int64_t HostedStates::away_bytes() const {
   std::int64_t bytes = 0;
   for (const auto& [id, states] : states_) {
-    for (const HostedTensor& state : states) bytes += state.isAway() ? state.bytes() : 0;
+    for (const HostedTensor& state : states) bytes += state.is_away() ? state.bytes() : 0;
   }
   return bytes;
 }

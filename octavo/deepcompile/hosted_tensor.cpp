@@ -48,7 +48,7 @@ void HostedTensor::offload(SideStreams& streams) {
     on_host_ = at::empty({0}, values_.options().device(at::kCPU))
                    .set_(memory.storage(), 0, values_.sizes(), values_.strides());
   }
-  waitReload();
+  wait_for_reload();
   if (!has_copy_ || copied_version_ != changes_of(values_)) {
     const auto is_current = streams.hand_over(device).take();
     const at::Tensor from = bytes_of(values_);
@@ -80,16 +80,16 @@ void HostedTensor::reload(SideStreams& streams) {
   is_away_ = false;
 }
 
-void HostedTensor::waitReload() const {
+void HostedTensor::wait_for_reload() const {
   if (reloaded_) reloaded_->block(current_stream_of(values_.device()));
 }
 
-void HostedTensor::waitOffload() const {
+void HostedTensor::wait_for_offload() const {
   if (is_away_) offloaded_->synchronize();
 }
 
-const at::Tensor& HostedTensor::onHost() const {
-  waitOffload();
+const at::Tensor& HostedTensor::on_host() const {
+  wait_for_offload();
   return on_host_;
 }
 

@@ -22,7 +22,7 @@ class OCTAVO_API HostedTensor {
   explicit HostedTensor(at::Tensor values);
 
   const at::Tensor& values() const { return values_; }
-  bool isAway() const { return is_away_; }
+  bool is_away() const { return is_away_; }
   /// The bytes of the device's memory that offload() gives up; 0 for a tensor that stays.
   std::int64_t bytes() const { return moves_ ? values_.nbytes() : 0; }
   /// A number that differs after each change of the values that torch knows of, and stays the same when they are moved.
@@ -35,11 +35,11 @@ class OCTAVO_API HostedTensor {
   /// changed.
   void reload(SideStreams& streams);
   /// Makes what the device's current stream gets from now on wait for values that are on their way back.
-  void waitReload() const;
+  void wait_for_reload() const;
   /// Waits, on the calling thread, until the values are on the host and the device's memory can be used again.
-  void waitOffload() const;
+  void wait_for_offload() const;
   /// Waits, on the calling thread, for the values while they are away, and returns them. They may be written.
-  const at::Tensor& onHost() const;
+  const at::Tensor& on_host() const;
   /// Must be called where the values may change in ways that torch does not count: the next offload copies them.
   void touch() { has_copy_ = false; }
 

@@ -95,8 +95,8 @@ void DSParam::require_buffer(const at::Tensor& buffer) const {
 }
 
 at::Tensor DSParam::getDSTensor() const {
-  if (values_.isAway()) return values_.onHost();
-  values_.waitReload();
+  if (values_.is_away()) return values_.on_host();
+  values_.wait_for_reload();
   return values_.values();
 }
 

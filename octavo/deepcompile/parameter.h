@@ -58,11 +58,11 @@ class OCTAVO_API DSParam {
   void offload();
   /// Moves the values back, after an offload that is under way.
   void reload();
-  bool isOffloaded() const { return values_.isAway(); }
+  bool isOffloaded() const { return values_.is_away(); }
   /// The bytes of the device's memory that an offload frees; 0 where the values stay.
   std::int64_t bytes() const { return values_.bytes(); }
   /// Waits, on the calling thread, for an offload that is under way: the device's memory can be used again.
-  void waitOffload() const { values_.waitOffload(); }
+  void waitOffload() const { values_.wait_for_offload(); }
   /// Must be called where the values may change in ways that torch does not count.
   void touch() { values_.touch(); }
 

@@ -95,11 +95,11 @@ class OCTAVO_API Outer {
   /// Returns copies of the anchor in each parameter's shape and memory order, float32, by name.
   std::map<std::string, at::Tensor> anchors() const;
 
-  /// Return copies of what is kept from step to step, except the parameters themselves. common_state(), the same on all
+  /// Return copies of what is kept from step to step, except the parameters themselves. shared_state(), the same on all
   /// ranks: "anchor/NAME", "momentum/NAME" and "arrived/NAME" (means that wait for their step), in the parameter's
   /// shape, float32. own_state(), of each rank its own: "fragment F/worker/NAME" and so on (Compressor::state).
   /// Both wait for rounds under way.
-  std::map<std::string, at::Tensor> common_state();
+  std::map<std::string, at::Tensor> shared_state();
   std::map<std::string, at::Tensor> own_state();
   /// For each fragment: the number of its rounds; whether a round waits for its step (0, 1, or 2 where that round was
   /// not finite), and the bytes that it sent; whether no step was made since a round arrived; whether ranks began at
@@ -112,7 +112,8 @@ class OCTAVO_API Outer {
   std::vector<Position> positions();
   /// Restores what the two states, merged, and positions() were on this rank, in a world of as many ranks, after
   /// `steps` steps. Throws Error invalid_argument where something does not fit; nothing has changed then.
-  void load(const std::map<std::string, at::Tensor>& own, const std::vector<Position>& positions, std::uint64_t steps);
+  void load(const std::map<std::string, at::Tensor>& tensors, const std::vector<Position>& positions,
+            std::uint64_t steps);
   /// Restores the same from what all ranks of another world had, by rank. Residuals are redistributed over this world,
   /// and ranks continue from the anchor and their own progress alone. `rank`: this rank's number in that world, if it
   /// continues with parameters of that world. Returns what must then be added to these parameters, by name, in the
@@ -154,11 +155,11 @@ class OCTAVO_API Outer {
   template <class Body>
   void or_fail_for_good(const Body& body);
   void gather(Tensors& into, const std::string& role, const Fragment::Views& views) const;
-  void require_fits(const Tensors& own, const std::vector<Position>& positions) const;
+  void require_fits(const Tensors& tensors, const std::vector<Position>& positions) const;
   using LoadState = std::function<void(std::size_t fragment, Compressor& compressor, CompressorState state)>;
-  void load_with(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps,
+  void load_with(const Tensors& tensors, const std::vector<Position>& positions, std::uint64_t steps,
                  const LoadState& load_state);
-  void restore(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps);
+  void restore(const Tensors& tensors, const std::vector<Position>& positions, std::uint64_t steps);
   void scatter(const Tensors& from, const std::string& role, const Fragment::Views& views) const;
   Tensors owed_in_values(const std::vector<Tensors>& world, const std::vector<Position>& positions, int rank) const;
 

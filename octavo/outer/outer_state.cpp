@@ -59,7 +59,7 @@ void Outer::scatter(const Tensors& from, const std::string& role, const Fragment
   }
 }
 
-std::map<std::string, at::Tensor> Outer::common_state() {
+std::map<std::string, at::Tensor> Outer::shared_state() {
   throw_if_failed();
   Tensors all;
   for (Round& round : rounds_) {
@@ -95,7 +95,7 @@ std::vector<Outer::Position> Outer::positions() {
   return all;
 }
 
-void Outer::require_fits(const Tensors& own, const std::vector<Position>& positions) const {
+void Outer::require_fits(const Tensors& tensors, const std::vector<Position>& positions) const {
   if (positions.size() != rounds_.size()) {
     fail(ErrorCode::invalid_argument, "outer.load", "the state has ", positions.size(), " fragments, this outer loop ",
          rounds_.size(), ": make it with as many");
@@ -103,11 +103,11 @@ void Outer::require_fits(const Tensors& own, const std::vector<Position>& positi
   const auto require_values = [&](const std::string& role, const Round& round) {
     for (const FragmentPart& part : round.fragment->parts()) {
       const OuterParameter& parameter = parameters_[part.parameter];
-      const auto found = own.find(role + parameter.name);
-      if (found != own.end() && found->second.sizes() == parameter.tensor.sizes()) continue;
+      const auto found = tensors.find(role + parameter.name);
+      if (found != tensors.end() && found->second.sizes() == parameter.tensor.sizes()) continue;
       fail(ErrorCode::invalid_argument, "outer.load", "expected ", role, parameter.name, " with the shape ",
            parameter.tensor.sizes(),
-           found == own.end() ? ", which the state does not have" : ", the state has another shape");
+           found == tensors.end() ? ", which the state does not have" : ", the state has another shape");
     }
   };
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
@@ -117,27 +117,27 @@ void Outer::require_fits(const Tensors& own, const std::vector<Position>& positi
   }
 }
 
-void Outer::restore(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps) {
+void Outer::restore(const Tensors& tensors, const std::vector<Position>& positions, std::uint64_t steps) {
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
     Round& round = rounds_[f];
-    scatter(own, "anchor/", round.fragment->anchors());
-    scatter(own, "momentum/", round.fragment->momenta());
+    scatter(tensors, "anchor/", round.fragment->anchors());
+    scatter(tensors, "momentum/", round.fragment->momenta());
     round.arrived.reset();
     round.is_at_start = positions[f].is_at_start;
     round.fragment->set_starts_at_anchor(positions[f].starts_at_anchor);
     round.fragment->set_drifted(positions[f].drifted);
     if (positions[f].waiting != 0) {
-      scatter(own, "arrived/", round.fragment->differences());
+      scatter(tensors, "arrived/", round.fragment->differences());
       round.arrived = Arrival{positions[f].waiting == 1, {}, positions[f].wire_bytes, {}};
     }
   }
   steps_ = steps;
 }
 
-void Outer::load(const std::map<std::string, at::Tensor>& own, const std::vector<Position>& positions,
+void Outer::load(const std::map<std::string, at::Tensor>& tensors, const std::vector<Position>& positions,
                  std::uint64_t steps) {
-  load_with(own, positions, steps, [&](std::size_t f, Compressor& compressor, CompressorState state) {
-    state.tensors = below(prefix_of(f), own);
+  load_with(tensors, positions, steps, [&](std::size_t f, Compressor& compressor, CompressorState state) {
+    state.tensors = below(prefix_of(f), tensors);
     compressor.load_state(state);
   });
 }
@@ -177,10 +177,10 @@ Outer::Tensors Outer::owed_in_values(const std::vector<Tensors>& world, const st
 
 /// Loads a state. `load_state` loads a fragment's residuals into the state that it is given. Where they do not fit,
 /// those of the fragments before it are put back.
-void Outer::load_with(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps,
+void Outer::load_with(const Tensors& tensors, const std::vector<Position>& positions, std::uint64_t steps,
                       const LoadState& load_state) {
   throw_if_failed();
-  require_fits(own, positions);
+  require_fits(tensors, positions);
   std::vector<CompressorState> before;
   try {
     for (std::size_t f = 0; f < rounds_.size(); ++f) {
@@ -198,7 +198,7 @@ void Outer::load_with(const Tensors& own, const std::vector<Position>& positions
     }
     throw;
   }
-  restore(own, positions, steps);
+  restore(tensors, positions, steps);
 }
 
 }  // namespace octavo

@@ -179,7 +179,7 @@ class Handle(SendsMomenta):
             "memory_orders": dumps(memory_orders(self._parameters)),
             "step": kept.step,
             "seed": kept.seed,
-            "usual_share": kept.usual_clip,
+            "usual_share": kept.usual_factor,
             "of_momenta": kept.of_momenta,
             "tensors": len(tensors),
         }

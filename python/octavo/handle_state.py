@@ -107,7 +107,7 @@ def compressor_state_of(state: State) -> CompressorState:
         of_momenta=bool(state["of_momenta"]),
         step=int(state["step"]),
         seed=int(state.get("seed", 0)),
-        usual_clip=float(state.get("usual_share", 0.0)),
+        usual_factor=float(state.get("usual_share", 0.0)),
     )
 
 

@@ -37,7 +37,7 @@ class OCTAVO_API Ef14 final : public Feedback {
   bool fits_exact_way() const override { return true; }
   void require_fit(const CodecText& plan, const LinearMap& map) const override;
   bool fits_kept_sums() const override { return true; }
-  bool fits_hits() const override { return true; }
+  bool keeps_own_residual() const override { return true; }
   std::shared_ptr<FeedbackMemory> remember(StateStore& store, std::size_t parameter) const override;
   FeedbackPtr with_decay(double decay) const override { return std::make_shared<Ef14>(decay, kept_); }
   bool knows_owed_share() const override { return true; }

@@ -93,7 +93,7 @@ class OCTAVO_API Feedback {
   /// Whether this kind works where owners keep the sums to themselves (Contribution::owner_keeps_sum).
   virtual bool fits_kept_sums() const { return false; }
   /// Whether this kind keeps account of a rank's own values where these are encoded, too (Contribution::codes_own).
-  virtual bool fits_hits() const { return false; }
+  virtual bool keeps_own_residual() const { return false; }
   /// Whether this kind's memory needs the power of all of a rank's gradient (FeedbackMemory::needs_whole_power).
   virtual bool needs_whole_power() const { return false; }
   /// Makes the memory of a parameter of the store, which must outlive it.

@@ -66,13 +66,13 @@ void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint6
   if (header.digest == digest) {
     if (header.checksum == checksum(message + sizeof header, bytes - sizeof header)) return;
     fail(ErrorCode::communication, "comm.schedule", "rank ", receiver, " received other bytes than rank ", sender,
-         " sent: a bit has flipped in memory or on the network; the process group and its handles must be rebuilt");
+         " sent: a bit has flipped in memory or on the network", kRebuild);
   }
   fail(ErrorCode::communication, "comm.schedule", "rank ", receiver,
        " was sent a bucket of another step, plan or model by rank ", sender,
        ": give all ranks the same plan, model, seed and checkpoint, and let them run, and differentiate, the same "
-       "modules; "
-       "the process group and its handles must be rebuilt");
+       "modules",
+       kRebuild);
 }
 
 std::uint64_t sealed_bytes(std::span<const Contribution> tensors, const Codec* Contribution::* codec,
@@ -87,6 +87,11 @@ std::vector<Message> cut(std::span<const Contribution> tensors, const Codec* Con
   std::vector<EncodedTensor> encoded;
   for (const Contribution& tensor : tensors) encoded.push_back({tensor.count, tensor.*codec, tensor.ownership});
   return cut(encoded, world_size, header_bytes);
+}
+
+std::uint64_t longest_message(std::uint64_t values, std::uint64_t tensors) {
+  constexpr std::uint64_t kLongestHeader = 4096, kLongestValue = sizeof(double), kPower = sizeof(float);
+  return kLongestHeader + kPower * tensors + kLongestValue * values;
 }
 
 std::vector<std::uint64_t> sizes(const std::vector<Message>& messages) {

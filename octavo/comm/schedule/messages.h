@@ -36,6 +36,10 @@ std::uint64_t sealed_bytes(std::span<const Contribution> tensors, const Codec* C
 std::vector<Message> cut(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size,
                          std::uint64_t header_bytes);
 
+/// Returns the most bytes that a message of so many tensors, with so many values of one owner, takes under any plan.
+/// Receivers make room for it, so that a rank under another plan is told so.
+OCTAVO_API std::uint64_t longest_message(std::uint64_t values, std::uint64_t tensors);
+
 std::vector<std::uint64_t> sizes(const std::vector<Message>& messages);
 
 /// Sends parcels[r] of `send`, memory of Wire::reserve_to_send, to each other rank r. `receive`: a buffer

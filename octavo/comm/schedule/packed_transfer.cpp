@@ -101,7 +101,7 @@ void PackedTransfer::send(std::span<const PlacedMessage> in) {
     if (bytes >= bytes_before_payloads(message) && bytes <= message.bytes) continue;
     fail(ErrorCode::communication, "comm.schedule", "rank ", rank, " tells rank ", wire_.rank(),
          " that its message has ", bytes, " bytes, where this bucket's have ", bytes_before_payloads(message), " to ",
-         message.bytes, "; the process group and its handles must be rebuilt");
+         message.bytes, kRebuild);
   }
   transfer_ = exchange_with_others(wire_, c10::kCPU, sent_, parcels_, got_, got_bytes_);
 }
@@ -115,7 +115,7 @@ void PackedTransfer::receive() {
     require_sealed(packed, bytes, digest_, rank, wire_.rank());
     if (!unpack({packed, bytes}, in_[static_cast<std::size_t>(rank)])) {
       fail(ErrorCode::communication, "comm.schedule", "rank ", wire_.rank(), " received a message of rank ", rank,
-           " whose payloads are not of the sizes that they name; the process group and its handles must be rebuilt");
+           " whose payloads are not of the sizes that they name", kRebuild);
     }
   }
   transfer_.reset();

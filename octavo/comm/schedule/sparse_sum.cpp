@@ -19,7 +19,7 @@ namespace {
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.contiguous().view(-1).view(at::kByte); }
 
 /// What a rank tells the others of its tensor.
-struct Told {
+struct SizeAndForm {
   MessageHeader header;
   std::uint64_t bytes;  // of the message with the tensor
   std::uint64_t form;   // the dtype and sizes of the tensor, as one number
@@ -32,17 +32,17 @@ std::uint64_t form_of(const at::Tensor& sparse) {
   return form;
 }
 
-std::vector<Told> told_by_all(Wire& wire, const at::Tensor& sparse, std::uint64_t bytes, std::uint64_t digest) {
-  Told own = {{}, bytes, form_of(sparse)};
+std::vector<SizeAndForm> sizes_and_forms(Wire& wire, const at::Tensor& sparse, std::uint64_t bytes,
+                                         std::uint64_t digest) {
+  SizeAndForm own = {{}, bytes, form_of(sparse)};
   seal(reinterpret_cast<std::uint8_t*>(&own), sizeof own, digest);
-  std::vector<Told> told = all_gather_value(wire, own);
+  std::vector<SizeAndForm> told = all_gather_value(wire, own);
   for (int rank = 0; rank < wire.world_size(); ++rank) {
-    const Told& one = told[static_cast<std::size_t>(rank)];
+    const SizeAndForm& one = told[static_cast<std::size_t>(rank)];
     require_sealed(reinterpret_cast<const std::uint8_t*>(&one), sizeof one, digest, rank, wire.rank());
     if (one.form == own.form) continue;
     fail(ErrorCode::communication, "comm.sparse_sum", "rank ", rank, " has a sparse gradient of another dtype or of ",
-         "other sizes than rank ", wire.rank(), ": all ranks must have the same model; the process group and its ",
-         "handles must be rebuilt");
+         "other sizes than rank ", wire.rank(), ": all ranks must have the same model", kRebuild);
   }
   return told;
 }
@@ -59,8 +59,7 @@ void require_within(const at::Tensor& indices, at::IntArrayRef sizes, int sender
   const at::Tensor limits = at::tensor(sizes.slice(0, static_cast<std::size_t>(indices.size(0)))).unsqueeze(1);
   if (at::logical_and(indices.ge(0), indices.lt(limits)).all().item<bool>()) return;
   fail(ErrorCode::communication, "comm.sparse_sum", "rank ", sender, " has a sparse gradient with an index that is ",
-       "out of the range of its sizes, ", sizes,
-       ": it was made, or has become, wrong there; the process group and its ", "handles must be rebuilt");
+       "out of the range of its sizes, ", sizes, ": it was made, or has become, wrong there", kRebuild);
 }
 
 /// Returns the tensor of a sealed message of rank `sender`. `sent`: the message without its header.
@@ -83,7 +82,7 @@ at::Tensor sparse_of(std::uint8_t* sent, std::uint64_t sent_bytes, const at::Ten
 at::Tensor sum_of_sparse(Wire& wire, const at::Tensor& own, std::uint64_t digest) {
   const at::Tensor coalesced = own.coalesce(), message = message_of(coalesced);
   std::vector<std::uint64_t> sizes;
-  for (const Told& one : told_by_all(wire, coalesced, message.nbytes(), digest)) sizes.push_back(one.bytes);
+  for (const SizeAndForm& one : sizes_and_forms(wire, coalesced, message.nbytes(), digest)) sizes.push_back(one.bytes);
   at::Tensor sent, received;
   std::uint8_t* const to_send = wire.reserve_to_send(sent, message.nbytes(), at::kCPU);
   std::memcpy(to_send, message.const_data_ptr(), message.nbytes());

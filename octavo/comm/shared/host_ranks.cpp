@@ -20,7 +20,6 @@ using std::chrono::steady_clock;
 namespace {
 
 constexpr const char* kOfSharedMemory = "comm.shared_memory";
-constexpr const char* kRebuild = "; the process group and its handles must be rebuilt";
 constexpr std::uint64_t kLine = 64;  // of the cache, in bytes
 
 /// Whether a rank that has posted `count` transfers has posted `number`. Counts wrap around.

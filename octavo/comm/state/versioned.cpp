@@ -49,7 +49,7 @@ void Versioned::restore(at::Tensor values) {
   written_ = false;
 }
 
-void Versioned::require_zeros(std::uint64_t count, c10::Device device) {
+void Versioned::make_zeros_if_absent(std::uint64_t count, c10::Device device) {
   if (!now_.defined()) now_ = memory_->empty(count, dtype_, device).zero_();
 }
 

@@ -28,7 +28,7 @@ class OCTAVO_API Versioned {
   /// Returns the same, but makes zeros first where there are no values.
   template <class T>
   const T* now_or_zeros(std::uint64_t count, c10::Device device) {
-    require_zeros(count, device);
+    make_zeros_if_absent(count, device);
     return now<T>(device);
   }
   /// Returns memory of the device for the next values; every element must be written before commit().
@@ -53,7 +53,7 @@ class OCTAVO_API Versioned {
   void evict() const;
 
  private:
-  void require_zeros(std::uint64_t count, c10::Device device);
+  void make_zeros_if_absent(std::uint64_t count, c10::Device device);
   const void* now_bytes(c10::Device device, std::uint64_t element_bytes);
   void* next_bytes(std::uint64_t count, c10::Device device, std::uint64_t element_bytes);
 

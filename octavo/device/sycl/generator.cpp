@@ -42,7 +42,7 @@ class Generator final : public c10::GeneratorImpl {
   }
   /// The state says everything. torch copies and pickles the generators of devices with their offset, too.
   void set_offset(std::uint64_t offset) override {
-    TORCH_CHECK(offset == 0, "[sycl.Generator] expected an offset of 0, got ", offset,
+    TORCH_CHECK(offset == 0, "[device.sycl] expected an offset of 0, got ", offset,
                 ": set the state, which get_state() returns");
   }
   std::uint64_t get_offset() const override { return 0; }

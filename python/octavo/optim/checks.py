@@ -206,14 +206,14 @@ def without_inert(optimizer: Optimizer, options: dict[str, Any]) -> dict[str, An
     return {name: value for name, value in options.items() if name not in {*_INERT, *_HOW_TORCH_STEPS}}
 
 
-def require_own_state(optimizer: Optimizer, state_dict: dict[str, Any], options: Set[str]) -> None:
+def require_group_options(optimizer: Optimizer, state_dict: dict[str, Any], options: Set[str]) -> None:
     """Raises ValueError for a state whose parameter groups lack one of ``options``."""
     if any(options - group.keys() for group in state_dict["param_groups"]):
         name = type(optimizer).__name__
         raise ValueError(f"[optim.{name}] this is the state of another optimizer, not of a {name}")
 
 
-def require_own_states(
+def require_parameter_states(
     optimizer: Optimizer, state_dict: dict[str, Any], names: Callable[[Set[str]], tuple[Set[str], Set[str]]]
 ) -> None:
     """Raises ValueError where the saved state of a parameter has other names than the optimizer's states, or a tensor

@@ -22,7 +22,7 @@ from octavo.optim.checks import (
     loss_of,
     page_folder,
     require_dense,
-    require_own_state,
+    require_group_options,
 )
 from octavo.optim.clipping import GradientClip, require_max_norm
 from octavo.optim.overrides import groups_by_name
@@ -404,7 +404,7 @@ class FusedOptimizer(CheckedOptimizer):
         """
 
         def check(saved: dict[str, Any]) -> dict[str, Any]:
-            require_own_state(self, saved, self._own_options)
+            require_group_options(self, saved, self._own_options)
             return saved | {"state": {key: _Saved(state) for key, state in saved["state"].items()}}
 
         self._load_checked(state_dict, check)

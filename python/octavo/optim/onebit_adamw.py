@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan
-from octavo.optim.checks import eager_step, loss_of, require_dense, require_own_state, require_own_states
+from octavo.optim.checks import eager_step, loss_of, require_dense, require_group_options, require_parameter_states
 from octavo.optim.clipping import clip_factor, require_max_norm, total_norm
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
@@ -344,8 +344,8 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         """Raises ValueError for the state of another optimizer or of other shapes; nothing has changed then."""
 
         def check(saved: dict[str, Any]) -> None:
-            require_own_state(self, saved, self._own_options)
-            require_own_states(self, saved, lambda _: (self._names, frozenset()))
+            require_group_options(self, saved, self._own_options)
+            require_parameter_states(self, saved, lambda _: (self._names, frozenset()))
 
         warmup_steps, warmup_plan = self.warmup_steps, self.warmup_plan
         state_dict = self._load_checked(state_dict, check)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from octavo._C import Plan, ZeroOneKind, zero_one_kind
 from octavo.finite import all_finite
-from octavo.optim.checks import eager_step, loss_of, require_dense, require_own_state, require_own_states
+from octavo.optim.checks import eager_step, loss_of, require_dense, require_group_options, require_parameter_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
 
@@ -507,8 +507,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         """Raises ValueError for the state of another optimizer or of other shapes; nothing has changed then."""
 
         def check(saved: dict[str, Any]) -> None:
-            require_own_state(self, saved, self._own_options)
-            require_own_states(self, saved, _names_like)
+            require_group_options(self, saved, self._own_options)
+            require_parameter_states(self, saved, _names_like)
             _require_any_state(saved)
 
         state_dict = self._load_checked(state_dict, check)

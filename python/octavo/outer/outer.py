@@ -402,7 +402,7 @@ class Outer(Optimizer):
 
     def shared_state(self) -> dict[str, Tensor]:
         """Returns ``shared`` of ``state_dict``, for callers that save it once for all ranks."""
-        return self._outer.common_state()
+        return self._outer.shared_state()
 
     def own_state(self) -> dict[str, Any]:
         """Returns all of ``state_dict`` but ``shared``."""

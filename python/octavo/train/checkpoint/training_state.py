@@ -31,7 +31,7 @@ def shared_writer(strategy: Strategy, tokenizer: PreTrainedTokenizerFast, totals
         if not strategy.world.is_main:
             return
         tokenizer.save_pretrained(folder)
-        state_file.save_tree(folder / OPTIMIZER, strategy.common_state(), "optimizer")
+        state_file.save_tree(folder / OPTIMIZER, strategy.shared_state(), "optimizer")
         durable_files.write_json(folder / TRAINER, totals.to_dict())
 
     return write

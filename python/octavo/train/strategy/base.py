@@ -94,7 +94,7 @@ class Strategy(ABC):
     # ---- state
 
     @abstractmethod
-    def common_state(self) -> State:
+    def shared_state(self) -> State:
         """Returns the part of the saved state that all ranks have alike, besides the model."""
 
     @abstractmethod

@@ -63,7 +63,7 @@ class DdpStrategy(ReplicaStrategy):
     def whole_model(self) -> AbstractContextManager[None]:
         return _at_last_sync(self.optimizer)
 
-    def common_state(self) -> State:
+    def shared_state(self) -> State:
         return self.optimizer.state_dict()
 
     def own_state(self) -> State:

@@ -64,7 +64,7 @@ class OuterStrategy(ReplicaStrategy):
     def whole_model(self) -> AbstractContextManager[None]:
         return self.optimizer.at_anchor()
 
-    def common_state(self) -> State:
+    def shared_state(self) -> State:
         return self.optimizer.shared_state()
 
     def own_state(self) -> State:

@@ -90,7 +90,7 @@ class ZeroStrategy(Strategy):
             self.model.config.save_pretrained(folder)
             self.model.generation_config.save_pretrained(folder)
 
-    def common_state(self) -> State:
+    def shared_state(self) -> State:
         return {IS_SHARED_OUT: True, "param_groups": self._zero.optimizer_options()}
 
     def own_state(self) -> State:
