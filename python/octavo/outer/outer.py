@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from octavo import _C
 from octavo._C import Plan
 from octavo.hooks import OwnHook, remove_after
+from octavo.outer.buffers import FiniteBuffers
 from octavo.outer.checks import (
     plan_of,
     require_inner_optimizer,
@@ -88,7 +89,8 @@ class Outer(Optimizer):
 
     All ranks skip a round in which some rank has a NaN or an infinity, with a warning that names the rank. That rank
     goes back to where its round began, and the state that its inner optimizer keeps of a parameter is dropped where it
-    has one. A buffer with a NaN, such as one of a batch norm, becomes again what it was at the end of the last round.
+    has one. A buffer with a NaN, such as one of a batch norm, becomes again what it was at the end of the last round,
+    also where no round is skipped, because the inner optimizer leaves such gradients out.
 
     Between rounds the ranks' parameters differ: evaluate, and save the model, ``with outer.at_anchor():``. Call all
     methods on all ranks. Raises ValueError for arguments that make no sense or differ between ranks. ``step`` and
@@ -138,7 +140,6 @@ class Outer(Optimizer):
         self._model = model
         self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
         self._exchanged = set(self._parameters.values())
-        self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
         self._own: dict[str, Tensor] | None = None  # this rank's parameters, while the model has the anchor's values
         self._connect(group, exempt, timeout_s)
         remove_after(self, [model.register_forward_pre_hook(OwnHook(require_unwrapped))])
@@ -158,7 +159,7 @@ class Outer(Optimizer):
         options = _C.OuterOptions(**self._options)
         _C.Outer.require(self._plan, table, options)
         broadcast_from_rank_0([*self._model.parameters(), *self._model.buffers()], group)
-        self._last_buffers = [buffer.clone() for buffer in self._buffers]
+        self._finite_buffers = FiniteBuffers(self._model)
         self._outer = _C.Outer(rendezvous.connect(), timeout_s, self._plan, table, options, self._seed)
 
     def _require_alike(self, rendezvous: Rendezvous, table: list[tuple[str, Tensor, bool]]) -> None:
@@ -265,7 +266,7 @@ class Outer(Optimizer):
             skipped = self._outer.after_step()
         self._warn_of_skipped(skipped, "step", "where its round began", stacklevel=4)
         if self._outer.steps % self.every == 0:
-            self._remember_buffers()
+            self._remember_buffers(stacklevel=5)
 
     def _watched(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
         def watched() -> Tensor:
@@ -380,15 +381,15 @@ class Outer(Optimizer):
         for of_one in self.inner.state.values():
             if not all(is_finite(value) for value in of_one.values()):
                 of_one.clear()
-        for buffer, last in zip(self._buffers, self._last_buffers, strict=True):
-            if not is_finite(buffer):
-                buffer.copy_(last)
+        self._finite_buffers.restore()
 
-    @torch.no_grad()
-    def _remember_buffers(self) -> None:
-        for buffer, last in zip(self._buffers, self._last_buffers, strict=True):
-            if is_finite(buffer):
-                last.copy_(buffer)
+    def _remember_buffers(self, stacklevel: int) -> None:
+        for name in self._finite_buffers.remember():
+            warnings.warn(
+                f"[outer.step] the buffer {name} of this rank, {self._rank}, had a NaN or an infinity at the end of a "
+                f"round, and is again what it was at the end of the round before",
+                stacklevel=stacklevel,
+            )
 
     # ---- state
 
@@ -418,7 +419,7 @@ class Outer(Optimizer):
             "positions": [list(position) for position in self._outer.positions()],
             "own": own,
             "buffers": {name: buffer.detach().clone() for name, buffer in self._saved_buffers().items()},
-            "last_buffers": [last.clone() for last in self._last_buffers],
+            "last_buffers": {name: last.clone() for name, last in self._finite_buffers.values.items()},
             "inner": self.inner.state_dict(),
         }
 
@@ -447,7 +448,7 @@ class Outer(Optimizer):
         is_own = isinstance(state_dict, Mapping)
         states, buffers = states_of(state_dict), self._saved_buffers()
         by_rank = states_by_rank(
-            states, self._saved_options(), self._parameters, buffers, self._last_buffers, self.inner
+            states, self._saved_options(), self._parameters, buffers, self._finite_buffers.values, self.inner
         )
         if is_own:
             require_of_rank(state_dict, self._rank, self._size)
@@ -476,8 +477,8 @@ class Outer(Optimizer):
         with torch.no_grad():
             for name, buffer in buffers.items():
                 buffer.copy_(like["buffers"][name])
-            for last, saved in zip(self._last_buffers, like["last_buffers"], strict=True):
-                last.copy_(saved)
+            for name, last in self._finite_buffers.values.items():
+                last.copy_(like["last_buffers"][name])
 
     def _saved_parameters(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: own[f"parameter/{name}"] for name in self._parameters}

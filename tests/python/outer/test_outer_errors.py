@@ -427,6 +427,38 @@ def test_a_buffer_with_a_nan_is_what_it_was_at_the_last_round():
         assert all(bool(torch.isfinite(buffer).all()) for buffer in model.buffers())
 
 
+class Centered(nn.Module):
+    """Puts another tensor in the place of its buffer in every pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, octavo.optim.AdamW8bit])
+@pytest.mark.parametrize("normalize", [Centered, lambda: nn.BatchNorm1d(8)])
+def test_one_nan_leaves_no_buffer_spoiled(make, normalize):
+    """AdamW8bit leaves out elements whose gradient is not finite, so that no round is skipped."""
+    with solo_world(), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model = nn.Sequential(nn.Linear(8, 8), normalize())
+        outer = octavo.Outer(model, make(model.parameters(), lr=0.01), plan="dense", every=2)
+        for step in range(12):
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+            outer.zero_grad()
+            model(x * float("nan") if step == 2 else x).square().mean().backward()
+            outer.step()
+        assert outer.stats()["skipped_rounds"] == (1 if make is torch.optim.SGD else 0)
+        assert all(bool(torch.isfinite(buffer).all()) for buffer in model.buffers())
+    if make is not torch.optim.SGD:
+        words = [str(one.message) for one in told if "had a NaN or an infinity at the end" in str(one.message)]
+        assert words and all("of this rank, 0," in text for text in words)
+
+
 def test_an_anchor_beyond_the_parameters_dtype_is_told():
     """Otherwise every round would be skipped, forever."""
     with solo_world():

@@ -271,8 +271,8 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
         for wrong, words in (
             (strange, "anchor/first.weight with the shape"),
             (outer.own_state(), "a state has no 'shared'"),
-            ([], "schema 4"),
-            ({**before, "schema": 0}, "schema 4"),
+            ([], "schema 5"),
+            ({**before, "schema": 0}, "schema 5"),
             ({**before, "options": {**before["options"], "plan": "int4+ef"}}, "saved with plan int4"),
             (
                 {**before, "options": {**before["options"], "delay": 1}},
