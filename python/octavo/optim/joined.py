@@ -116,13 +116,21 @@ class JoinedOptimizer(CheckedOptimizer):
             return
         if not (dist.is_available() and dist.is_initialized()):
             return
-        # torch makes states by a step with lr 0, which is allowed
-        changes_parameters = any(group["lr"] != 0 for group in self.param_groups)
-        if changes_parameters and dist.get_world_size() > 1:
+        if self._moves_parameters and dist.get_world_size() > 1:
             raise RuntimeError(
                 f"[optim.{type(self).__name__}] this optimizer does not know how gradients are sent between the "
                 f"{dist.get_world_size()} ranks: pass it as octavo.compress(ddp, plan, optimizer=optimizer)"
             )
+
+    @property
+    def _moves_parameters(self) -> bool:
+        return any(group["lr"] != 0 for group in self.param_groups)
+
+    def _only_makes_states(self) -> bool:
+        """Whether this is no step of training: ``torch.distributed.checkpoint.state_dict`` makes one with lr 0 and
+        gradients of zero, so that states are there. (A schedule may begin at lr 0, too, but with gradients.)"""
+        gradients = (parameter.grad for parameter in self._parameters() if parameter.grad is not None)
+        return not self._moves_parameters and not any(bool(gradient.any()) for gradient in gradients)
 
     def _require_sent(self) -> None:
         alone = [p for p in self._parameters() if p.grad is not None and p not in self._sent]

@@ -164,6 +164,8 @@ class DistributedLion(JoinedOptimizer, Lion):
 
     def _require_ready(self) -> None:
         self._require_joined()
+        if self._only_makes_states():
+            return
         self._require_delivered(
             "step",
             ".grad holds what the ranks voted on, and it was changed after the ranks delivered it. Leave out "
@@ -175,6 +177,8 @@ class DistributedLion(JoinedOptimizer, Lion):
         """Whether the step may be made. With a handle all ranks have the same NaNs in ``grad``, and after such a step
         their momenta are as they were before it."""
         may = super()._may_step(moved)
+        if may and self._handle is not None and self._only_makes_states():
+            return False  # there are none: the handle keeps the momenta
         if not may or self._handle is None or self._handle.end_step():
             return may
         self._tell_nonfinite(moved)

@@ -222,6 +222,34 @@ def test_resuming_a_plan_with_feedback_gives_the_same_bits(two_ranks):
     assert two_ranks.run(learn, "lion", "int4+ef", 5) == two_ranks.run(learn, "lion", "int4+ef")
 
 
+def through_torchs_state_dict(rank: int, name: str) -> list[bool]:
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    def step_once(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> str:
+        optimizer.zero_grad()
+        model(*gradients_of(rank, step)).backward()
+        optimizer.step()
+        return digest(model)
+
+    model, handle, optimizer = wrap(name, lr=0.03)
+    for step in range(3):
+        step_once(model, optimizer, step)
+    optimizer.zero_grad()
+    before = digest(model)
+    saved = copy.deepcopy(get_optimizer_state_dict(model.module, optimizer))
+    assert digest(model) == before and optimizer.param_groups[0]["lr"] == 0.03
+    resumed, resumed_handle, resumed_optimizer = wrap(name)
+    resumed.module.load_state_dict(model.module.state_dict())
+    set_optimizer_state_dict(resumed.module, resumed_optimizer, saved)
+    resumed_handle.load_state_dict(handle.state_dict())
+    return [step_once(model, optimizer, step) == step_once(resumed, resumed_optimizer, step) for step in range(3, 6)]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_torchs_distributed_state_dict_makes_no_step(two_ranks, name):
+    assert two_ranks.run(through_torchs_state_dict, name) == [[True] * 3] * 2
+
+
 def poison(rank: int, name: str, bad: float | None) -> tuple[str, list[Tensor]]:
     """Makes six steps. One rank poisons the fourth, or it is left out; the loop skips gradients that are not finite."""
     model, handle, optimizer = wrap(name)
