@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -41,18 +42,40 @@ void share_out(const std::vector<FlatTensors>& all, const MakeStep& make) {
   });
 }
 
-/// Makes the step of all parameters that need no copies at once, then of the others one by one: copies of all of them
-/// could take more memory than their states.
+/// Returns, for each parameter, whether it has memory in common with another one.
+std::vector<bool> sharing_memory(at::TensorList parameters) {
+  struct Span {
+    const std::uint8_t *begin, *end;
+    std::size_t parameter;
+  };
+  std::vector<Span> spans;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto* const begin = static_cast<const std::uint8_t*>(parameters[i].const_data_ptr());
+    if (parameters[i].numel() > 0) spans.push_back({begin, begin + parameters[i].nbytes(), i});
+  }
+  std::ranges::sort(spans, std::less<>(), &Span::begin);
+  std::vector<bool> sharing(parameters.size());
+  for (std::size_t i = 1, longest = 0; i < spans.size(); ++i) {  // `longest`: which of those before ends last
+    if (spans[i].begin < spans[longest].end) sharing[spans[i].parameter] = sharing[spans[longest].parameter] = true;
+    if (spans[i].end > spans[longest].end) longest = i;
+  }
+  return sharing;
+}
+
+/// Makes the step of all parameters that need no copies and share no memory at once, then of the others one by one:
+/// copies of all of them could take more memory than their states, and threads would overwrite what others write.
 void step_on_threads(const StepTensors& tensors, const MakeStep& make) {
   Copied copied(tensors);
-  std::vector<FlatTensors> in_place;
+  const std::vector<bool> sharing = sharing_memory(tensors.parameters);
+  const auto is_alone = [&](std::size_t i) { return copied.is_copied[i] || sharing[i]; };
+  std::vector<FlatTensors> together;
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
-    if (!copied.is_copied[i]) in_place.emplace_back(tensors, i, nullptr);
+    if (!is_alone(i)) together.emplace_back(tensors, i, nullptr);
   }
-  share_out(in_place, make);
+  share_out(together, make);
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
-    if (!copied.is_copied[i]) continue;
-    std::vector<FlatTensors> one = {copied.flat(tensors, i)};
+    if (!is_alone(i)) continue;
+    std::vector<FlatTensors> one = {copied.is_copied[i] ? copied.flat(tensors, i) : FlatTensors(tensors, i, nullptr)};
     share_out(one, make);
     one.front().write_back();
   }

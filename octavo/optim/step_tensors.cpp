@@ -35,19 +35,29 @@ void require_writable(const at::Tensor& written, const Named& named) {
   octavo::require_writable(written, named.where, c10::str(named.what, " ", named.parameter).c_str());
 }
 
+/// Returns the sizes of the codes of a parameter's state. Those of 4 bits tell a parameter's shape, too, so that the
+/// state of another parameter of as many elements is refused: two codes of a row share a byte, or of all elements where
+/// rows are odd.
+std::vector<std::int64_t> code_sizes(at::IntArrayRef sizes, int code_bits) {
+  std::vector<std::int64_t> all(sizes.begin(), sizes.end());
+  if (code_bits == 8) return all;
+  if (all.empty() || all.back() % 2 != 0) return {divide_up(c10::multiply_integers(all), 2)};
+  all.back() /= 2;
+  return all;
+}
+
 void require_values(const at::Tensor& values, const at::Tensor& parameter, int code_bits, const Named& named) {
   const bool is_float = values.scalar_type() == at::kFloat;
-  const std::int64_t code_bytes = divide_up(parameter.numel() * code_bits, 8);
-  const bool has_shape = is_float || code_bits == 8 ? values.sizes() == parameter.sizes()
-                                                    : values.dim() == 1 && values.numel() == code_bytes;
+  const std::vector<std::int64_t> sizes = code_sizes(parameter.sizes(), code_bits);
+  const bool has_shape = values.sizes() == (is_float ? parameter.sizes() : at::IntArrayRef(sizes));
   const bool has_order =
       is_float || values.is_contiguous();  // codes must be row-major: a scale is for elements that follow each other
   if ((is_float || values.scalar_type() == at::kByte) && has_shape && has_order &&
       values.device() == parameter.device())
     return;
   const at::Device device = parameter.device();
-  const std::string codes = code_bits == 8 ? described("uint8, row-major, ", parameter.sizes(), device)
-                                           : described("uint8", {code_bytes}, device);
+  const std::string codes =
+      code_bits == 8 ? described("uint8, row-major, ", parameter.sizes(), device) : described("uint8", sizes, device);
   named.refuse(c10::str(described("float32", parameter.sizes(), device), " or ", codes), values);
 }
 

@@ -21,6 +21,8 @@ _OF_BITSANDBYTES = {"args": None, "percentile_clipping": 100, "block_wise": True
 _OF_TORCH = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False}
 _INERT = _OF_BITSANDBYTES | _OF_TORCH
 _HOW_TORCH_STEPS = ("foreach", "fused")  # options of torch's that do not change the result
+TORCHS_OWN = frozenset({*_OF_TORCH, *_HOW_TORCH_STEPS, "decoupled_weight_decay"})
+"""Options that the groups of torch's optimizers have, and ours do not."""
 
 
 def eager_step(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,9 +79,9 @@ class CheckedOptimizer(Optimizer):
         require_inert(self, group)
         for name in ("lr", "eps", "weight_decay", "variance_floor"):
             value = group.get(name, 0)
-            self._require(_is_number(value) and value >= 0, f"a finite {name} of at least 0", repr(value))
+            self._require(is_number(value) and value >= 0, f"a finite {name} of at least 0", repr(value))
         betas = self._betas(group)
-        are_two = isinstance(betas, Sequence) and len(betas) == 2 and all(_is_number(b) and 0 <= b < 1 for b in betas)
+        are_two = isinstance(betas, Sequence) and len(betas) == 2 and all(is_number(b) and 0 <= b < 1 for b in betas)
         self._require(are_two, "two betas from 0 to below 1", betas)
 
     def _load_checked(
@@ -108,7 +110,7 @@ class CheckedOptimizer(Optimizer):
             raise ValueError(f"[optim.{type(self).__name__}] expected {expected}, got {got}")
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     """Whether ``value`` is a finite number of a type that operators take. It may be a tensor of one element: a learning
     rate that a schedule changes in place."""
     is_of_numpy = isinstance(value, Real) and hasattr(value, "dtype")

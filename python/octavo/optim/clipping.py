@@ -16,7 +16,8 @@ from octavo.optim.shards import gathered, local
 def require_max_norm(max_norm: object, where: str) -> None:
     """Raises TypeError or ValueError, in the name of `where`, unless gradients can be clipped to this norm, which may
     be infinite."""
-    if not isinstance(max_norm, (Real, Tensor)) or isinstance(max_norm, bool):
+    is_one = isinstance(max_norm, Real) or (isinstance(max_norm, Tensor) and max_norm.numel() == 1)
+    if not is_one or isinstance(max_norm, bool):
         raise TypeError(f"[{where}] expected max_norm as a number, got {type(max_norm).__name__}")
     if not max_norm >= 0:
         raise ValueError(f"[{where}] expected max_norm as a number of at least 0, got {max_norm}")

@@ -33,14 +33,19 @@ def from_bitsandbytes(state_dict: dict[str, Any]) -> dict[str, Any]:
     shared.
 
     Both Adam and AdamW of bitsandbytes decouple weight decay. Go on with our ``AdamW``: ``Adam`` refuses to load the
-    state where there is a decay. Raises ValueError for the state of another optimizer, for tensor-wise 8-bit states,
-    and for codes of another map.
+    state where there is a decay. Raises ValueError for the state of another optimizer, except LAMB, whose state is like
+    AdamW's, for tensor-wise 8-bit states, and for codes of another map.
     """
     is_adam = any("state2" in state | state.get(NESTED, {}) for state in state_dict["state"].values())
     of_adam = {"decoupled_weight_decay": True} if is_adam else {}
     groups = [_without(group, {"alpha", "t_alpha", "t_beta3"}) | of_adam for group in state_dict["param_groups"]]
     if any(group.get("alpha") for group in state_dict["param_groups"]):
         raise ValueError("[optim.from_bitsandbytes] AdEMAMix has no counterpart in octavo.optim")
+    if not is_adam and any(group["betas"][1] == 0 or group.get("eps") for group in state_dict["param_groups"]):
+        raise ValueError(
+            "[optim.from_bitsandbytes] expected the state of Adam, AdamW or Lion, got that of SGD, LARS, RMSprop or "
+            "Adagrad, whose options a Lion does not have: they have no counterpart in octavo.optim"
+        )
     return {"state": {key: _imported(state) for key, state in state_dict["state"].items()}, "param_groups": groups}
 
 
@@ -103,6 +108,8 @@ def to_torch(optimizer: FusedOptimizer) -> dict[str, Any]:
 
 
 def _imported(state: dict[str, Any]) -> dict[str, Any]:
+    if not state:
+        return {}  # of a parameter that has made no step
     state = _without(state, {NESTED}) | state.get(NESTED, {})
     ours = {"step": state.get("step")}
     for number, moment in MOMENTS.items():

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -17,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from octavo.finite import all_finite
 from octavo.optim.checks import (
+    TORCHS_OWN,
     CheckedOptimizer,
     eager_step,
     loss_of,
@@ -37,8 +37,6 @@ NONFINITE = ("skip_element", "skip_step", "raise")
 BF16_ROUNDING = ("nearest", "stochastic", "extra_bits")
 FORMAT = ("optim_bits", "min_8bit_size", "is_paged", "min_paged_size")  # the options that say how states are kept
 OWN_OPTIONS = (*FORMAT, "nonfinite", "bf16_rounding", "seed")  # options that optimizers of other libraries do not have
-# Further options of torch's optimizers: how they make a step, or what is refused here where it is true.
-TORCHS_OWN = ("amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay")
 
 
 class StepCall(NamedTuple):
@@ -111,10 +109,13 @@ class FusedOptimizer(CheckedOptimizer):
         bf16_rounding: str = "nearest",
         seed: int = 0,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        **unknown: Any,
     ):
+        if unknown:
+            raise TypeError(f"[optim.{type(self).__name__}] there is no option {', '.join(sorted(unknown))}")
         self._maker = self._make_maker(None)
         self._nonfinite: dict[torch.device, Tensor] = {}
-        self._places: dict[weakref.ref[Tensor], int] = {}  # each parameter's number among all of them
+        self._places: dict[int, _Place] = {}  # of each parameter, by its id
         options = dict(
             optim_bits=self._bits if optim_bits is None else optim_bits,
             min_8bit_size=min_8bit_size,
@@ -149,6 +150,7 @@ class FusedOptimizer(CheckedOptimizer):
         bits, seed = group["optim_bits"], group["seed"]
         self._require(is_whole_number(bits) and bits in (4, 8, 32), "optim_bits of 32, 8 or 4", repr(bits))
         self._require(is_whole_number(seed), "seed as a whole number", repr(seed))
+        self._require(isinstance(group["is_paged"], bool), "is_paged as True or False", repr(group["is_paged"]))
         for name in ("min_8bit_size", "min_paged_size"):
             is_size = is_whole_number(group[name]) and group[name] >= 0
             self._require(is_size, f"{name} as a whole number of 0 or more", repr(group[name]))
@@ -324,11 +326,24 @@ class FusedOptimizer(CheckedOptimizer):
     def _numbers(self, parameters: list[Tensor]) -> list[int]:
         """Returns the numbers from which parameters draw their random bits. No parameter has the same number twice, in
         whichever order parameters make steps."""
-        keys = [weakref.ref(parameter) for parameter in parameters]  # parameters that are removed must not be kept
-        if not all(key in self._places for key in keys):  # none yet, or parameters were replaced
-            self._places = {weakref.ref(parameter): place for place, parameter in enumerate(self._all_parameters())}
-        steps = zip(keys, self._next_steps(parameters), strict=True)
-        return [step * 2**32 + self._places[key] for key, step in steps]
+        if not all(self._is_in_place(parameter) for parameter in parameters):  # none yet, or groups have changed
+            self._places = self._find_places()
+        steps = zip(parameters, self._next_steps(parameters), strict=True)
+        return [step * 2**32 + self._places[id(parameter)].number for parameter, step in steps]
+
+    def _find_places(self) -> dict[int, _Place]:
+        groups = enumerate(self.param_groups)
+        found = [(group, index, p) for group, options in groups for index, p in enumerate(options["params"])]
+        return {id(p): _Place(group, index, number) for number, (group, index, p) in enumerate(found)}
+
+    def _is_in_place(self, parameter: Tensor) -> bool:
+        """Whether the parameter is where it was found last. No reference to it is kept, not even a weak one, because
+        torch does not convert models whose parameters have any."""
+        place = self._places.get(id(parameter))
+        if place is None or place.group >= len(self.param_groups):
+            return False
+        of_group = self.param_groups[place.group]["params"]
+        return place.index < len(of_group) and of_group[place.index] is parameter
 
     def _all_parameters(self) -> Iterable[Tensor]:
         return (parameter for group in self.param_groups for parameter in group["params"])
@@ -458,6 +473,14 @@ def _make_portable(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> Non
         for parameter, key in zip(group["params"], saved["params"], strict=True):
             if key in states:
                 states[key] = optimizer._maker.portable(group, parameter, states[key])
+
+
+class _Place(NamedTuple):
+    """Where a parameter is: the number of its group, its index there, and its number among all parameters."""
+
+    group: int
+    index: int
+    number: int
 
 
 class _Saved:

@@ -22,8 +22,11 @@ class ManagedStates(Optimizer):
     _memory: StateMemory
 
     def _set_paging(self, is_paged: bool, page_dir: str | PathLike | None) -> None:
-        """To be called before the first state is made. Raises what ``page_folder`` raises."""
+        """To be called before the first state is made. Raises ValueError for an ``is_paged`` that is no
+        bool, and what ``page_folder`` raises."""
         name = type(self).__name__
+        if not isinstance(is_paged, bool):
+            raise ValueError(f"[optim.{name}] expected is_paged as True or False, got {is_paged!r}")
         self._is_paged = is_paged
         self._memory = StateMemory(name, page_folder(page_dir, is_paged, f"optim.{name}"))
 

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan
-from octavo.optim.checks import eager_step, loss_of, require_dense, require_group_options, require_parameter_states
+from octavo.optim.checks import (
+    eager_step,
+    is_number,
+    loss_of,
+    require_dense,
+    require_group_options,
+    require_parameter_states,
+)
 from octavo.optim.clipping import clip_factor, require_max_norm, total_norm
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
@@ -113,9 +120,10 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
 
     def _require_valid(self, group: dict[str, Any]) -> None:
         super()._require_valid(group)
-        self._require(0 <= group["frozen_beta"] < 1, "frozen_beta in [0, 1)", group["frozen_beta"])
-        steps, plan = group["warmup_steps"], as_plan(group["warmup_plan"])
-        self._require(steps >= 1, "warmup_steps of at least 1, since the variance is learnt in them", steps)
+        beta, steps, plan = group["frozen_beta"], group["warmup_steps"], as_plan(group["warmup_plan"])
+        self._require(is_number(beta) and 0 <= beta < 1, "frozen_beta in [0, 1)", repr(beta))
+        is_count = is_number(steps) and steps >= 1
+        self._require(is_count, "warmup_steps of at least 1, since the variance is learnt in them", repr(steps))
         self._require(not plan.votes, "a warmup_plan that keeps magnitudes, such as int4+ef", plan)
         self._require(plan.momentum is None, "a warmup_plan that keeps no momentum, such as int4+ef", plan)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan
+from octavo.optim.checks import is_number
 from octavo.optim.onebit_adamw import OneBitAdamW
 
 
@@ -74,10 +76,13 @@ class OneBitLamb(OneBitAdamW):
     def _require_valid(self, group: dict[str, Any]) -> None:
         super()._require_valid(group)
         for name in ("coefficient_bounds", "factor_bounds"):
-            least, greatest = group[name]
-            self._require(0 < least <= greatest, f"{name} above 0, the lower one first", (least, greatest))
-        self._require(0 <= group["coefficient_beta"] < 1, "coefficient_beta in [0, 1)", group["coefficient_beta"])
-        self._require(0 < group["factor_change"] < 1, "factor_change in (0, 1)", group["factor_change"])
+            bounds = group[name]
+            are_two = isinstance(bounds, Sequence) and len(bounds) == 2 and all(map(is_number, bounds))
+            are_bounds = are_two and 0 < bounds[0] <= bounds[1]
+            self._require(are_bounds, f"two {name} above 0, the lower one first", repr(bounds))
+        beta, change = group["coefficient_beta"], group["factor_change"]
+        self._require(is_number(beta) and 0 <= beta < 1, "coefficient_beta in [0, 1)", repr(beta))
+        self._require(is_number(change) and 0 < change < 1, "factor_change in (0, 1)", repr(change))
 
     def _first_state(self, parameter: Tensor) -> dict[str, Any]:
         state = super()._first_state(parameter)

@@ -22,8 +22,13 @@ def groups_by_name(
     - ``options``: the names of all options that exist.
 
     Raises ValueError for parameters without names, for an option that does not exist, and for a pattern that matches
-    nothing.
+    nothing; TypeError for overrides of another form.
     """
+    if not isinstance(overrides, Mapping) or not all(isinstance(values, Mapping) for values in overrides.values()):
+        raise TypeError(
+            f"[optim.{owner}] expected overrides as a mapping from patterns to mappings of options, such as "
+            f"{{'*.norm.*': {{'weight_decay': 0.0}}}}, got {overrides!r}"
+        )
     for pattern, values in overrides.items():
         if strangers := values.keys() - set(options):
             raise ValueError(

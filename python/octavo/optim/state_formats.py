@@ -24,7 +24,11 @@ def has_codes(state: Mapping[str, Any], moment: str) -> bool:
 
 
 def code_shape(shape: torch.Size, bits: int) -> list[int]:
-    return list(shape) if bits == 8 else [-(-shape.numel() // 2)]
+    """Returns the shape of the codes of a state of this shape. In 4 bits two codes of a row share a byte, or of all
+    elements where rows are odd."""
+    if bits == 8:
+        return list(shape)
+    return [*shape[:-1], shape[-1] // 2] if shape and shape[-1] % 2 == 0 else [-(-shape.numel() // 2)]
 
 
 def blocks_of(count: int, bits: int) -> int:
@@ -61,9 +65,7 @@ def is_fitting(state: Mapping[str, Any], moment: str, bits: int, shape: torch.Si
     if not has_codes(state, moment):
         is_floats = isinstance(floats, Tensor) and floats.is_floating_point() and floats.shape == shape
         return is_floats and scales is None
-    sizes = {"uint8": torch.Size(code_shape(shape, bits)).numel(), "float32": blocks_of(shape.numel(), bits)}
-    are_in_place = bits != 8 or (isinstance(codes, Tensor) and codes.shape == shape)  # codes of 4 bits are flat
-    return (floats is None and are_in_place) and all(
-        isinstance(tensor, Tensor) and tensor.dtype == getattr(torch, dtype) and tensor.numel() == count
-        for tensor, (dtype, count) in zip((codes, scales), sizes.items(), strict=True)
-    )
+    if floats is not None or not (isinstance(codes, Tensor) and isinstance(scales, Tensor)):
+        return False
+    are_codes = codes.dtype == torch.uint8 and codes.shape == torch.Size(code_shape(shape, bits))
+    return are_codes and scales.dtype == torch.float32 and scales.numel() == blocks_of(shape.numel(), bits)

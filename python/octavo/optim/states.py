@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo.optim.checks import is_number
 from octavo.optim.shards import as_shard, has_whole_rows, is_sharded, local
 from octavo.optim.state_formats import (
     BLOCK,
@@ -144,10 +145,10 @@ class StateMaker:
 
     def _step_of(self, saved: dict[str, Any]) -> float:
         step = saved.get("step")
-        if isinstance(step, int | float) or (isinstance(step, Tensor) and step.numel() == 1):
+        if is_number(step) and float(step) >= 0:
             return float(step)
         raise ValueError(
-            f"[optim.{self._owner}] expected the saved step as a number, got {_described(step)}; nothing has changed"
+            f"[optim.{self._owner}] expected the saved step as a number of at least 0, got {_described(step)}; nothing has changed"
         )
 
     def _restore_moment(

@@ -16,6 +16,7 @@ from octavo.finite import all_finite
 from octavo.optim.checks import eager_step, loss_of, require_dense, require_group_options, require_parameter_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
+from octavo.plan import is_whole_number
 
 _VARIANCE, _SYNC, _LOCAL = ZeroOneKind.variance, ZeroOneKind.sync, ZeroOneKind.local
 _EXCHANGES = {_VARIANCE: "gradients", _SYNC: "planned", _LOCAL: "nothing"}
@@ -53,7 +54,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     After a sync step parameters have the same bits on all ranks. ``synchronize()`` averages what ranks have not
     exchanged yet, outside of backward. Call it on all ranks after the last step, and wherever ranks must have the same
-    parameters.
+    parameters. Call it also before the program writes to parameters itself, as ``model.load_state_dict`` does: a sync
+    step makes them anew from what they were at the sync before, and what was written since then is lost.
 
     The learning rate and the first beta of a step are those in force when its forward pass began. After a local step
     ``parameter.grad`` is the rank's own gradient, clipped if the loop clips it. After a sync step it is the averaged
@@ -145,7 +147,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     def _require_valid(self, group: dict[str, Any]) -> None:
         super()._require_valid(group)
         for name in _SCHEDULE:
-            self._require(group[name] >= 1 and group[name] == int(group[name]), f"{name} of at least 1", group[name])
+            is_count = is_whole_number(group[name]) and group[name] >= 1
+            self._require(is_count, f"{name} as a whole number of at least 1", repr(group[name]))
 
     @property
     def frozen(self) -> bool:
@@ -260,6 +263,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         if kind == _VARIANCE or not (finite or is_made_by_others):
             return
         for parameter, state, lr, weight_decay in self._known():
+            if not parameter.requires_grad:
+                continue  # it was frozen, and stays where it is
             if "anchor" not in state and (kind == _LOCAL or self._handle is None):
                 state["anchor"] = self._zeros_like(parameter, parameter.dtype).copy_(parameter.detach())
             state["total"] += self._step_size(state, lr)

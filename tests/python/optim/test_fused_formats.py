@@ -272,6 +272,21 @@ def test_blocks_of_an_older_bitsandbytes_become_ours():
     assert imported["exp_avg_codes"] is codes
 
 
+def to_sgd(saved: dict) -> None:
+    """Makes the state of an SGD with momentum, which has one moment, too."""
+    for state in saved["state"].values():
+        for name in ("state2", "absmax2", "qmap2"):
+            state[NESTED].pop(name, None)
+    for group in saved["param_groups"]:
+        group.update(betas=(0.9, 0.0), eps=0.0)
+
+
+def test_a_parameter_without_a_state_has_none_here():
+    saved = saved_by_bitsandbytes(copy.deepcopy(ADAMW8BIT))
+    saved["state"][0] = {}
+    assert octavo.optim.from_bitsandbytes(saved)["state"][0] == {}
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -280,6 +295,7 @@ def test_blocks_of_an_older_bitsandbytes_become_ours():
         (lambda saved: saved["state"][0][NESTED]["qmap1"].mul_(2), "dynamic map"),
         (lambda saved: saved["state"][1][NESTED].pop("state1"), "with a state1"),
         (lambda saved: saved["param_groups"][0].update(alpha=5.0), "AdEMAMix"),
+        (to_sgd, "Lion, got that of SGD, LARS, RMSprop or Adagrad"),
     ],
 )
 def test_a_state_that_has_no_counterpart_is_refused(spoil, message):

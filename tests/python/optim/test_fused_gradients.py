@@ -136,6 +136,27 @@ def test_gradients_are_clipped_as_torch_does_unless_their_norm_is_not_finite():
     assert all(torch.equal(a.grad, b) for a, b in zip(parameters[:-1], before, strict=True))
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_parameters_over_one_memory_are_stepped_one_after_another(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        ends = []
+        for make in (torch.optim.AdamW, AdamW, AdamW):
+            values = randn(0, (1 << 20,))
+            pair = [nn.Parameter(values), nn.Parameter(values[1 << 19 :])]
+            optimizer = make(pair, lr=0.1, weight_decay=0.0)
+            for step in range(2):
+                for number, parameter in enumerate(pair):
+                    parameter.grad = randn(10 * step + number, parameter.shape)
+                optimizer.step()
+            ends.append(values)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(ends[1], ends[2])
+
+
 @pytest.mark.parametrize("max_norm", [-1.0, float("nan")])
 def test_a_norm_that_is_none_is_refused(max_norm):
     _, optimizer = run(AdamW, range(1))
@@ -199,9 +220,9 @@ def test_random_bits_in_backward_do_not_count_all_parameters_for_each():
     class Counted(AdamW):
         counts = 0
 
-        def _all_parameters(self):
+        def _find_places(self):
             self.counts += 1
-            return super()._all_parameters()
+            return super()._find_places()
 
     parameters = [nn.Parameter(torch.zeros(4, dtype=torch.bfloat16)) for _ in range(50)]
     optimizer = Counted(parameters[:40], bf16_rounding="stochastic")

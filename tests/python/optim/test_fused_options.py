@@ -42,6 +42,7 @@ from octavo.optim import (
         ("lr", Fraction(1, 1000)),
         ("betas", (Fraction(9, 10), 0.99)),
         ("optim_bits", 8.0),
+        ("is_paged", "no"),
         ("seed", 1.5),
         ("seed", None),
         ("weight_decay", -0.1),
@@ -179,10 +180,12 @@ def test_overrides_split_groups_and_leave_their_options():
         (named, {"*": {"bits": 8}}, r"overrides of '\*' have no option bits; there are betas, .*optim_bits"),
         (named, {"*": {"lr": -1.0}}, "lr of at least 0"),
         (parameters_of, {"*": {"lr": 1.0}}, r"give model\.named_parameters\(\)"),
+        (named, [("*", {"lr": 1.0})], "expected overrides as a mapping from patterns to mappings of options"),
+        (named, {"*": 5}, "expected overrides as a mapping from patterns to mappings of options"),
     ],
 )
 def test_overrides_that_mean_nothing_are_refused(params, overrides, message):
-    with pytest.raises(ValueError, match=rf"^\[optim\.AdamW8bit\] .*{message}"):
+    with pytest.raises((TypeError, ValueError), match=rf"^\[optim\.AdamW8bit\] .*{message}"):
         AdamW8bit(params(), overrides=overrides)
 
 
@@ -315,6 +318,8 @@ def test_torchs_arguments_are_taken_where_they_change_nothing(make):
     for name in ("maximize", "capturable", "differentiable"):
         with pytest.raises(ValueError, match=f"{name}=True of torch is not supported"):
             make(parameters_of(), **{name: True})
+    with pytest.raises(TypeError, match=rf"^\[optim\.{make.__name__}\] there is no option momentun"):
+        make(parameters_of(), momentun=0.9)
 
 
 def test_a_class_of_8_bits_keeps_8_bits():
@@ -325,15 +330,20 @@ def test_a_class_of_8_bits_keeps_8_bits():
     assert AdamW(parameters_of(), optim_bits=8, overrides={}).param_groups[0]["optim_bits"] == 8
 
 
-def test_codes_of_another_shape_are_refused():
+@pytest.mark.parametrize("make", [AdamW8bit, AdamW4bit])
+def test_codes_of_another_shape_are_refused(make):
     """Floats of another shape are refused, too: their moments would be those of other elements."""
     parameter, turned = nn.Parameter(randn(0, (64, 128))), nn.Parameter(randn(0, (128, 64)))
-    optimizer, other = AdamW8bit([parameter]), AdamW8bit([turned])
+    optimizer = make([parameter])
     parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    with pytest.raises(ValueError, match="exp_avg"):
-        other.load_state_dict(optimizer.state_dict())
-    assert not other.state[turned]
+    for other in (make([turned]), AdamW8bit([turned]), AdamW([turned])):
+        with pytest.raises(ValueError, match="exp_avg"):
+            other.load_state_dict(optimizer.state_dict())
+        assert not other.state[turned]
+    parameter.data, parameter.grad = turned.data, torch.ones_like(turned)
+    with pytest.raises(ValueError, match="expected mean 0 as float32"):
+        optimizer.step()
 
 
 def test_steps_are_counted_on_the_cpu_whatever_the_default_device():

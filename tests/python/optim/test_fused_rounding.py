@@ -110,3 +110,16 @@ def test_random_bits_are_drawn_by_the_number_of_an_element_whatever_its_place(ma
         go_on(optimizer, range(3))
         ends.append(parameter.detach())
     assert torch.equal(*ends)
+
+
+def test_torch_converts_a_model_whose_parameters_were_rounded_by_random_bits():
+    model = nn.Linear(64, 64).bfloat16()
+    optimizer = AdamW(model.parameters(), bf16_rounding="stochastic")
+    model(torch.randn(4, 64).bfloat16()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.__future__.set_swap_module_params_on_conversion(True)  # as it always is where parameters are DTensors
+    try:
+        assert model.to(torch.float32).weight.dtype == torch.float32
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)

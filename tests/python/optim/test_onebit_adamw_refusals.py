@@ -20,6 +20,9 @@ def test_arguments_that_make_no_sense_are_refused():
     for arguments in ({"lr": -1.0}, {"warmup_steps": 0}, {"betas": (1.0, 0.9)}, {"frozen_beta": 1.0}):
         with pytest.raises(ValueError, match="OneBitAdamW"):
             OneBitAdamW(parameters, **{"warmup_steps": 1, **arguments})
+    for name, value in (("warmup_steps", "10"), ("frozen_beta", None), ("factor_bounds", (1, 2, 3))):
+        with pytest.raises(ValueError, match=rf"^\[optim\.OneBitLamb\] expected .*{name}"):
+            OneBitLamb(parameters, **{"warmup_steps": 1, name: value})
     with pytest.raises(ValueError, match="OneBitAdamW"):
         OneBitAdamW(parameters, warmup_steps=1).load_state_dict(torch.optim.AdamW(parameters).state_dict())
 

@@ -59,6 +59,22 @@ def test_one_process_needs_no_handle(dtype):
             torch.testing.assert_close(parameter.detach().double(), one.x[0], rtol=0.05, atol=0.05)
 
 
+def test_a_parameter_that_was_frozen_stays_where_it_is():
+    moving, frozen = (nn.Parameter(torch.ones(300)) for _ in range(2))
+    optimizer = build([moving, frozen], weight_decay=0.1)
+    for _ in KINDS:
+        moving.grad, frozen.grad = torch.randn(300), torch.randn(300)
+        optimizer.step()
+    optimizer.synchronize()
+    frozen.requires_grad_(False)
+    frozen.grad = None
+    before = frozen.clone()
+    for _ in range(12):
+        moving.grad = torch.randn(300)
+        optimizer.step()
+    assert torch.equal(frozen, before)
+
+
 def test_a_finite_gradient_whose_norm_overflows_is_a_gradient():
     parameter = nn.Parameter(torch.zeros(8))
     optimizer = build([parameter])

@@ -212,10 +212,13 @@ def test_ranks_that_disagree_do_not_hang(two_ranks):
         (dict(eps=-1e-8), "expected a finite eps of at least 0"),
         (dict(weight_decay=-0.1), "expected a finite weight_decay of at least 0"),
         (dict(variance_floor=-1), "expected a finite variance_floor of at least 0"),
-        (dict(var_freeze_step=0), "expected var_freeze_step of at least 1, got 0"),
-        (dict(var_update_scaler=0), "expected var_update_scaler of at least 1"),
-        (dict(local_step_scaler=0.5), "expected local_step_scaler of at least 1"),
-        (dict(local_step_clipper=0), "expected local_step_clipper of at least 1"),
+        (dict(var_freeze_step=0), "expected var_freeze_step as a whole number of at least 1, got 0"),
+        (dict(var_update_scaler=0), "expected var_update_scaler as a whole number of at least 1"),
+        (dict(local_step_scaler=0.5), "expected local_step_scaler as a whole number of at least 1"),
+        (dict(var_freeze_step=3.0), "expected var_freeze_step as a whole number of at least 1, got 3.0"),
+        (dict(var_freeze_step=None), "expected var_freeze_step as a whole number of at least 1, got None"),
+        (dict(is_paged="no"), "expected is_paged as True or False, got 'no'"),
+        (dict(local_step_clipper=0), "expected local_step_clipper as a whole number of at least 1"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(options, words):
