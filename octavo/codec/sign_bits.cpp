@@ -73,6 +73,7 @@ at::Tensor unpackbits(at::Tensor packed, std::int64_t input_size, std::int64_t) 
 
 void unpackbits_out(const at::Tensor& packed, at::Tensor& out) {
   require_packed(packed);
+  if (!out.defined()) fail(ErrorCode::invalid_argument, "codec.unpackbits", "expected out as a tensor, got none");
   if (out.scalar_type() != at::kFloat || !out.is_contiguous() || out.device() != packed.device()) {
     fail(ErrorCode::invalid_argument, "codec.unpackbits", "expected out as contiguous float32 on ",
          packed.device().str(), ", got ", toString(out.scalar_type()), out.is_contiguous() ? "" : ", strided,", " on ",

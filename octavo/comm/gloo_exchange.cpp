@@ -31,7 +31,7 @@ at::Tensor bytes_of(const at::Tensor& buffer, std::span<const Parcel> parcels, i
 /// first.
 GlooExchange::GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::span<const Parcel> parcels,
                            const at::Tensor& receive, std::span<const Parcel> received, milliseconds timeout)
-    : timeout_(timeout) {
+    : left_(timeout) {
   const at::Tensor word = at::empty({0}, send.options());
   const auto guarded = [](Peer& peer, auto begin) {
     try {
@@ -60,10 +60,9 @@ GlooExchange::GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::spa
 }
 
 GlooExchange::~GlooExchange() {
-  const TimeLeft left(timeout_);
   while (!is_over()) {
     try {
-      wait(left());
+      wait(left_());
     } catch (const std::exception&) {  // the peer is lost, or late, and so is what was sent
     }
   }

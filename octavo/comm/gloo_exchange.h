@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "octavo/comm/time_left.h"
 #include "octavo/comm/wire.h"
 
 namespace octavo {
@@ -27,8 +28,8 @@ class GlooExchange final : public c10d::Work {
   /// Both are uint8. A peer that is lost already is reported by wait(), and the others get their messages.
   GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::span<const Parcel> parcels, const at::Tensor& receive,
                std::span<const Parcel> received, std::chrono::milliseconds timeout);
-  /// Waits, for `timeout` at most, for messages that nobody has waited for: a connection on which a message ends
-  /// halfway cannot be used any more.
+  /// Waits, until `timeout` after the exchange was begun at most, for messages that nobody has waited for: a connection
+  /// on which a message ends halfway cannot be used any more.
   ~GlooExchange() override;
 
   /// Throws what Gloo throws where a peer is lost or late. Messages of other peers are then still under way.
@@ -48,7 +49,7 @@ class GlooExchange final : public c10d::Work {
   };
 
   std::vector<Peer> peers_;  // those with whom messages are under way
-  std::chrono::milliseconds timeout_;
+  TimeLeft left_;            // since the exchange was begun
 };
 
 }  // namespace octavo

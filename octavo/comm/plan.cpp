@@ -286,6 +286,8 @@ Plan Plan::for_momentum() const {
 }
 
 Plan Plan::with_momentum(double momentum) const {
+  if (!(momentum >= 0 && momentum < 1))
+    fail(ErrorCode::invalid_argument, "comm.plan", "a momentum must be at least 0 and below 1, got ", momentum);
   Plan plan = *this;
   const auto set = [&](ParameterPlan& one) {
     if (one.momentum()) one.feedback = one.feedback->with_momentum(momentum);

@@ -99,6 +99,10 @@ void SentMomenta::choose_sample() {
 
 void SentMomenta::require_fits(std::size_t parameter, const at::Tensor& tensor, const char* where) const {
   const ParameterInfo& info = parameters_[parameter];
+  if (!tensor.defined()) {
+    fail(ErrorCode::invalid_argument, where, "expected a tensor with ", info.count, " elements for ", info.name,
+         ", got none");
+  }
   const bool fits = tensor.scalar_type() == at::kFloat && tensor.is_non_overlapping_and_dense() &&
                     static_cast<std::uint64_t>(tensor.numel()) == info.count;
   if (fits) return;

@@ -79,7 +79,8 @@ class OCTAVO_API Transfer {
 ///
 /// Exchanges send bytes only (uint8), because Gloo rejects other small types and no transport may add packed bytes. All
 /// ranks must make the same calls in the same order. Throws Error communication where a peer fails (the process group
-/// must then be rebuilt), and Error timeout after that time.
+/// must then be rebuilt), and Error timeout after that time. Over Gloo this needs a process that ignores SIGPIPE, as
+/// Python does; a peer's end may otherwise end it.
 class OCTAVO_API Wire {
  public:
   /// `backend` must have a name (getBackendName). `longest_message`: the bytes of the longest message that a rank may

@@ -18,6 +18,14 @@ namespace {
 
 constexpr const char* kOfExecutor = "deepcompile.executor";
 
+/// Returns what a constructor was given. Throws Error invalid_argument for a null pointer.
+template <class Pointer>
+Pointer required(Pointer given, const char* what) {
+  if (given) return given;
+  fail(ErrorCode::invalid_argument, "deepcompile.executor", "expected ", what, ", got none: an engine has them from ",
+       "its first graph on");
+}
+
 }  // namespace
 
 CustomOpExecutor::CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
@@ -25,8 +33,8 @@ CustomOpExecutor::CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> proces
                                    std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
                                    c10::Stream rs_stream, c10::Stream copy_stream, bool pre_div_reduce)
     : process_group_(std::move(process_group)),
-      param_registry_(std::move(param_registry)),
-      reduce_buckets_(std::move(reduce_buckets)),
+      param_registry_(required(std::move(param_registry), "a registry of parameters")),
+      reduce_buckets_(required(std::move(reduce_buckets), "buckets of gradients")),
       ds_ids_(std::move(ds_ids)),
       rs_stream_(rs_stream),
       copy_stream_(copy_stream),

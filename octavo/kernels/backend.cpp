@@ -21,7 +21,7 @@ const KernelTable& backend(std::string_view name) {
   if (name == "reference") return reference::table;
   if (!is_plugin(name)) {
     fail(ErrorCode::invalid_argument, "kernels.backend", "expected one of reference, cpu, sycl, cuda as the back end, ",
-         "which OCTAVO_BACKEND names, got '", name, "'");
+         "got '", name, "': OCTAVO_BACKEND names the one for ordinary memory");
   }
   const Plugin& found = plugin(std::string(name));
   if (found.table == nullptr) {

@@ -25,6 +25,7 @@ StateFormat format_of_codes(StateCode code, const char* where) {
 
 void require_flat(const at::Tensor& tensor, at::ScalarType dtype, std::int64_t count, const char* where,
                   const char* what) {
+  if (!tensor.defined()) fail(ErrorCode::invalid_argument, where, "expected ", what, " as a tensor, got none");
   if (tensor.scalar_type() == dtype && tensor.numel() == count && tensor.is_contiguous()) return;
   fail(ErrorCode::invalid_argument, where, "expected ", what, " as ", count, " elements of ", toString(dtype),
        ", row-major, got ", toString(tensor.scalar_type()), tensor.sizes(), " with strides ", tensor.strides());
@@ -72,6 +73,7 @@ void decode_blocks(const StateView& view, float* values, std::int64_t count) {
 void encode_state_(const at::Tensor& values, at::Tensor& codes, at::Tensor& scales, StateCode code) {
   constexpr const char* kWhere = "optim.encode_state";
   const StateFormat format = format_of_codes(code, kWhere);
+  if (!values.defined()) fail(ErrorCode::invalid_argument, kWhere, "expected values as a tensor, got none");
   require_codes(codes, scales, values.numel(), format, kWhere);
   const at::Tensor floats = with_own_values(values.to(at::kCPU, at::kFloat)).contiguous();
   at::Tensor host_codes = codes.cpu(), host_scales = scales.cpu();

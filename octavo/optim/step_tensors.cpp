@@ -106,6 +106,8 @@ void require_tail(const at::Tensor& tail, const at::Tensor& parameter, const Nam
 void require_number(const std::optional<at::Tensor>& number, at::ScalarType dtype, c10::Device device,
                     const char* where, const char* what) {
   if (!number) return;
+  if (!number->defined())
+    fail(ErrorCode::invalid_argument, where, "expected ", what, "[] or none, got an undefined one");
   if (number->scalar_type() == dtype && number->dim() == 0 && number->device() == device) return;
   fail(ErrorCode::invalid_argument, where, "expected ", what, "[] on ", device.str(), ", got ",
        toString(number->scalar_type()), number->sizes(), " on ", number->device().str());

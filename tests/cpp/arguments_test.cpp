@@ -17,6 +17,7 @@
 #include "octavo/comm/fsdp_hook.h"
 #include "octavo/comm/host_backend.h"
 #include "octavo/comm/layout.h"
+#include "octavo/comm/shared/shared_backend.h"
 #include "octavo/device/pinned.h"
 #include "octavo/optim/adamw.h"
 #include "octavo/optim/lamb.h"
@@ -121,6 +122,21 @@ TEST(StepArguments, RatesThatAreNotFiniteAndBetasOfOneAreRefused) {
   }
   EXPECT_TRUE(has(refusal_of([&] { sign_step_(p, p, kNaN, 0); }), "[optim.sign_step] expected a finite lr, got nan"));
   EXPECT_TRUE(at::equal(p, at::ones({8})) && at::equal(mean, at::zeros({8})));
+}
+
+TEST(UndefinedTensors, AreRefusedByOctavosErrors) {
+  const at::Tensor none;
+  at::Tensor target, codes = at::zeros({8}, at::kByte), scales = at::zeros({1}), p = at::ones({8}), m = at::zeros({8});
+  const at::Tensor packed = at::zeros({1}, at::kByte);
+  const std::vector<std::int64_t> steps = {1};
+  const StepTensors tensors = {
+      .parameters = p, .gradients = p, .means = m, .squares = m, .gradient_factor = std::optional<at::Tensor>(none)};
+  EXPECT_TRUE(has(refusal_of([&] { unpackbits_out(packed, target); }), "[codec.unpackbits] expected out as a tensor"));
+  EXPECT_TRUE(has(refusal_of([&] { encode_state_(none, codes, scales, {8, true}); }), "expected values as a tensor"));
+  EXPECT_TRUE(has(refusal_of([&] { encode_state_(p, codes, target, {8, true}); }), "expected scales as a tensor"));
+  EXPECT_TRUE(has(refusal_of([&] { adam_(tensors, steps, kAdamW, true); }), "got an undefined one"));
+  EXPECT_TRUE(has(refusal_of([] { reach_by_shared_memory({}, std::nullopt, std::chrono::seconds(1)); }),
+                  "expected a back end of c10d, got none"));
 }
 
 TEST(StepArguments, MayBeLeavesInAnyMemoryOrder) {

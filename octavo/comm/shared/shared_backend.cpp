@@ -281,6 +281,7 @@ SharedBackend::WorkPtr SharedBackend::barrier(const c10d::BarrierOptions& option
 
 Reached reach_by_shared_memory(c10::intrusive_ptr<c10d::Backend> backend, std::optional<bool> wanted,
                                milliseconds timeout) {
+  if (!backend) fail(ErrorCode::invalid_argument, kOfSharedBackend, "expected a back end of c10d, got none");
   if (dynamic_cast<SharedBackend*>(backend.get())) return {std::move(backend), ""};
   if (backend->getSize() == 1) return {std::move(backend), "there is one rank alone"};
   if (!wanted.value_or(true)) return {std::move(backend), "it was not wanted"};

@@ -79,7 +79,8 @@ struct Reached {
   std::string why_not;                        // why the memory is not shared; empty where it is
 };
 /// Uses shared memory where all ranks are on one host, which they find out together. `wanted`: if false, it is not even
-/// tried; all ranks must say the same. `timeout`: of what they tell one another meanwhile, and of HostRanks.
+/// tried; all ranks must say the same. `timeout`: of what they tell one another meanwhile, and of HostRanks. Throws
+/// Error invalid_argument without a back end, and what Wire throws.
 OCTAVO_API Reached reach_by_shared_memory(c10::intrusive_ptr<c10d::Backend> backend, std::optional<bool> wanted,
                                           std::chrono::milliseconds timeout);
 

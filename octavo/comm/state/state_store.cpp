@@ -2,6 +2,7 @@
 #include "octavo/comm/state/state_store.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <utility>
@@ -104,16 +105,13 @@ void StateStore::load_world(const std::vector<std::map<std::string, at::Tensor>>
     for (const auto& [key, values] : world[rank]) {
       auto& parts = by_key[key];
       parts.resize(world.size());
+      require(values, key, find_key(key), static_cast<int>(rank), static_cast<int>(world.size()));
       parts[rank] = values.cpu();
     }
   }
   std::map<std::string, at::Tensor> ours;
   for (const auto& [key, parts] : by_key) {
     const Place place = find_key(key);
-    for (std::size_t old_rank = 0; old_rank < parts.size(); ++old_rank) {
-      if (!parts[old_rank].defined()) continue;
-      require(parts[old_rank], key, place, static_cast<int>(old_rank), static_cast<int>(parts.size()));
-    }
     const ParameterInfo& info = parameters_[place.parameter];
     if (!is_usable(roles_[place.role].extent, parts, info.count, info.ownership)) continue;
     ours[key] = redistribute(roles_[place.role].extent, parts, info.count, rank_, world_size_, info.ownership);
@@ -140,6 +138,10 @@ StateStore::Place StateStore::find_key(const std::string& key) const {
 
 void StateStore::require(const at::Tensor& values, const std::string& key, Place place, int rank,
                          int world_size) const {
+  if (!values.defined() || values.layout() != at::kStrided || values.is_meta()) {
+    fail(ErrorCode::invalid_argument, "comm.load_state", "expected a dense tensor with values for ", key, ", got ",
+         values.defined() ? c10::str("one in the layout ", values.layout(), " on ", values.device().str()) : "none");
+  }
   const Role& role = roles_[place.role];
   const ParameterInfo& info = parameters_[place.parameter];
   const auto expected = [&](auto count_in) {

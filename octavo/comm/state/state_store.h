@@ -75,7 +75,7 @@ class OCTAVO_API StateStore {
 
   /// Sets whether what was written of a parameter belongs to values that were sent. If it does not, it is rolled back
   /// in any case, except for roles with is_kept_unsent.
-  void set_sent(std::size_t parameter, bool was_sent) { was_sent_[parameter] = was_sent; }
+  void set_sent(std::size_t parameter, bool was_sent) { was_sent_.at(parameter) = was_sent; }
   /// prefetch() moves what is kept of a parameter to its device before it is used, and evict() moves it back to the
   /// host, where it is paged.
   void prefetch(std::size_t parameter) const;

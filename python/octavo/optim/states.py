@@ -148,7 +148,8 @@ class StateMaker:
         if is_number(step) and float(step) >= 0:
             return float(step)
         raise ValueError(
-            f"[optim.{self._owner}] expected the saved step as a number of at least 0, got {_described(step)}; nothing has changed"
+            f"[optim.{self._owner}] expected the saved step as a number of at least 0, got {_described(step)}; nothing "
+            f"has changed"
         )
 
     def _restore_moment(

@@ -366,6 +366,12 @@ TEST(Plan, MomentumTakesWideBlocksUnlessABlockWasChosen) {
   EXPECT_EQ(Plan::parse("int4+down:sign+ef").for_momentum().text(), "int4+down:sign:262144+ef");
 }
 
+TEST(Plan, AMomentumIsAtLeastZeroAndBelowOne) {
+  const Plan plan = Plan::parse("dgc:0.01");
+  EXPECT_EQ(plan.with_momentum(0.5).momentum(), 0.5);
+  for (const double bad : {-0.1, 1.0, std::nan("")}) EXPECT_THROW(plan.with_momentum(bad), Error);
+}
+
 TEST(Plan, AnotherDecayIsThatOfAllParametersWithErrorFeedback) {
   const auto decayed = [](const char* text, double decay) { return Plan::parse(text).with_decay(decay).text(); };
   EXPECT_EQ(decayed("int4+ef", 0.95), "int4+ef:0.95");

@@ -99,6 +99,9 @@ TEST(StateStore, WhatDoesNotFitIsRefusedAndChangesNothing) {
   state.load({{"owned/a", at::ones({128}, options)}});
   const std::map<std::string, at::Tensor> wrong[] = {{{"owned/a", at::ones({127}, options)}},
                                                      {{"owned/a", at::ones({128}, at::kFloat)}},
+                                                     {{"owned/a", at::Tensor()}},
+                                                     {{"owned/a", at::ones({128}, options).to_sparse()}},
+                                                     {{"owned/a", at::ones({128}, options.device(at::kMeta))}},
                                                      {{"owned/none", at::ones({128}, options)}},
                                                      {{"other/a", at::ones({128}, options)}}};
   for (const auto& tensors : wrong) {
@@ -108,6 +111,7 @@ TEST(StateStore, WhatDoesNotFitIsRefusedAndChangesNothing) {
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
     }
+    EXPECT_THROW(state.load_world({tensors, tensors}), Error) << tensors.begin()->first;
     EXPECT_EQ(state.save().size(), 1U);
   }
 }

@@ -162,6 +162,15 @@ def test_an_unknown_component_is_refused(tmp_path):
     assert "fpga" in configure(source, tmp_path / "build", octavo.cmake_dir(), ok=False)
 
 
+def test_an_optional_component_may_be_missing(tmp_path):
+    source = project(
+        tmp_path / "consumer",
+        "find_package(octavo COMPONENTS core OPTIONAL_COMPONENTS fpga)",
+        'message(STATUS "found: ${octavo_FOUND} core: ${octavo_core_FOUND} fpga: ${octavo_fpga_FOUND}.")',
+    )
+    assert "found: 1 core: TRUE fpga: ." in configure(source, tmp_path / "build", octavo.cmake_dir())
+
+
 def test_the_libraries_find_each_other_and_torch_where_they_lie():
     for library in (Path(octavo._C.__file__), *sorted((PREFIX / "lib").glob("liboctavo*.so"))):
         assert "not found" not in run("ldd", library), library
