@@ -46,14 +46,14 @@ GlooExchange::GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::spa
     guarded(peer, [&] {
       std::vector<at::Tensor> message = {bytes_of(receive, received, peer.rank)}, end = {word};
       peer.received = gloo.recv(message, peer.rank, kTag);
-      peer.heard = gloo.recv(end, peer.rank, kTag);
+      peer.end_received = gloo.recv(end, peer.rank, kTag);
     });
   }
   for (Peer& peer : peers_) {
     guarded(peer, [&] {
       std::vector<at::Tensor> message = {bytes_of(send, parcels, peer.rank)}, end = {word};
       peer.sent = gloo.send(message, peer.rank, kTag);
-      peer.told = gloo.send(end, peer.rank, kTag);
+      peer.end_sent = gloo.send(end, peer.rank, kTag);
     });
   }
   bytes_of(receive, received, gloo.getRank()).copy_(bytes_of(send, parcels, gloo.getRank()));
@@ -75,7 +75,7 @@ bool GlooExchange::wait(milliseconds timeout) {
     peers_.pop_back();
     try {
       if (peer.failure) std::rethrow_exception(peer.failure);
-      for (const WorkPtr& work : {peer.heard, peer.received, peer.sent, peer.told}) {
+      for (const WorkPtr& work : {peer.end_received, peer.received, peer.sent, peer.end_sent}) {
         if (!work->wait(left())) throw std::runtime_error("the back end was told to give up");
       }
     } catch (const std::exception& error) {  // which tells at most the peer's address

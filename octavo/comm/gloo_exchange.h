@@ -44,7 +44,7 @@ class GlooExchange final : public c10d::Work {
   /// One rank's messages, and what was thrown when they were begun.
   struct Peer {
     int rank;
-    WorkPtr received, heard, sent, told;
+    WorkPtr received, end_received, sent, end_sent;
     std::exception_ptr failure;
   };
 

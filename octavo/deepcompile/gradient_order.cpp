@@ -88,7 +88,7 @@ GradientOrder::Header GradientOrder::own_header() const {
   return {graph_id_, passes_, static_cast<std::int64_t>(ids_.size())};
 }
 
-void GradientOrder::tell() {
+void GradientOrder::send_flags() {
   const auto world = static_cast<std::size_t>(wire_->world_size());
   const std::uint64_t bytes = message_bytes();
   auto* const message = wire_->reserve_to_send(sent_, bytes, at::kCPU);
@@ -102,22 +102,22 @@ void GradientOrder::tell() {
   if (world > 1) transfer_ = send_to_others(*wire_, at::kCPU, sent_, bytes, got_, std::vector(world, bytes));
 }
 
-GradientOrder::Turns GradientOrder::hear() {
+GradientOrder::Turns GradientOrder::receive_flags() {
   const auto context = [&] { return "the end of the backward pass of graph " + std::to_string(graph_id_); };
   if (transfer_) with_context(context, [&] { transfer_->wait(); });
-  const Heard heard = read_messages();
+  const RankFlags flags = read_messages();
   transfer_.reset();
   Turns turns;
   for (std::size_t i = 0; i < ids_.size(); ++i) {
-    if (heard.beside[i]) turns.push_back(turn_of(ids_[i]));
-    if (!heard.some[i]) absent_.push_back(ids_[i]);
+    if (flags.beside[i]) turns.push_back(turn_of(ids_[i]));
+    if (!flags.some[i]) absent_.push_back(ids_[i]);
   }
-  if (learns_) learn(heard);
+  if (learns_) learn(flags);
   return turns;
 }
 
-GradientOrder::Heard GradientOrder::read_messages() const {
-  Heard heard{has_, has_, std::vector<bool>(ids_.size())};
+GradientOrder::RankFlags GradientOrder::read_messages() const {
+  RankFlags flags{has_, has_, std::vector<bool>(ids_.size())};
   for (int rank = 0; rank < wire_->world_size(); ++rank) {
     const bool is_own = rank == wire_->rank();
     const std::uint8_t* const message = is_own ? sent_.const_data_ptr<std::uint8_t>() : transfer_->from(rank);
@@ -131,23 +131,23 @@ GradientOrder::Heard GradientOrder::read_messages() const {
     }
     for (std::size_t i = 0; i < ids_.size(); ++i) {
       const bool had = has_bit(message + sizeof header, 2 * i);
-      heard.some[i] = heard.some[i] || had;
-      heard.all[i] = heard.all[i] && had;
-      heard.beside[i] = heard.beside[i] || has_bit(message + sizeof header, 2 * i + 1);
+      flags.some[i] = flags.some[i] || had;
+      flags.all[i] = flags.all[i] && had;
+      flags.beside[i] = flags.beside[i] || has_bit(message + sizeof header, 2 * i + 1);
     }
   }
-  return heard;
+  return flags;
 }
 
 /// Leaves out of the order what ranks have lacked once: they may lack it again, and all that comes behind it would
 /// wait.
-void GradientOrder::learn(const Heard& heard) {
+void GradientOrder::learn(const RankFlags& flags) {
   for (const long id : order_) {
-    if (has_learned_ && !heard.all[indices_.at(id)]) unsteady_.insert(id);
+    if (has_learned_ && !flags.all[indices_.at(id)]) unsteady_.insert(id);
   }
   std::unordered_set<long> expected;
   for (const long id : ids_) {
-    if (heard.all[indices_.at(id)] && !unsteady_.contains(id)) expected.insert(id);
+    if (flags.all[indices_.at(id)] && !unsteady_.contains(id)) expected.insert(id);
   }
   const bool is_same =
       order_.size() == expected.size() && std::ranges::all_of(order_, [&](long id) { return expected.contains(id); });

@@ -48,10 +48,10 @@ class OCTAVO_API GradientOrder {
   /// Returns the expected gradients that were not sent yet.
   Turns rest();
   /// Tells the others what this rank has.
-  void tell();
+  void send_flags();
   /// Returns what any rank has beside the expected gradients. Throws Error communication where a rank is at the end of
   /// another graph or pass.
-  Turns hear();
+  Turns receive_flags();
   /// The parameters for which no rank had a gradient in this pass, although one was sent: zeros on all ranks.
   const std::vector<long>& absent() const { return absent_; }
 
@@ -59,7 +59,7 @@ class OCTAVO_API GradientOrder {
 
  private:
   struct Header;
-  struct Heard {
+  struct RankFlags {
     std::vector<bool> some, all, beside;  // by parameter: some ranks had a gradient, all had, one has it left
   };
 
@@ -67,8 +67,8 @@ class OCTAVO_API GradientOrder {
   Turn turn_of(long id);
   Header own_header() const;
   std::uint64_t message_bytes() const;
-  Heard read_messages() const;
-  void learn(const Heard& heard);
+  RankFlags read_messages() const;
+  void learn(const RankFlags& flags);
   std::vector<long> arrivals_of_first_rank();
 
   std::unique_ptr<Wire> wire_;

@@ -73,9 +73,9 @@ void ReducingExecutor::endBackward() {
 /// Ranks tell one another what they have while the last expected bucket is sent.
 void ReducingExecutor::send_rest() {
   add_to_bucket(order_->rest());
-  order_->tell();
+  order_->send_flags();
   flushAllReduceBuckets();
-  add_to_bucket(order_->hear());
+  add_to_bucket(order_->receive_flags());
 }
 
 void ReducingExecutor::takeGrad(at::Tensor grad_tensor, long ds_id) {

@@ -23,7 +23,7 @@ enum class StateFormat : std::uint32_t { float32, bits8, bits4 };
 inline constexpr std::uint64_t kStepBlock = 256;
 static_assert(kStepBlock % rules::Momentum8::kBlock == 0 && kStepBlock % rules::Momentum4::kBlock == 0);
 
-OCTAVO_RULE constexpr std::uint64_t state_block(StateFormat format) {
+OCTAVO_RULE constexpr std::uint64_t codes_per_scale(StateFormat format) {
   return format == StateFormat::bits4 ? rules::Momentum4::kBlock : rules::Momentum8::kBlock;
 }
 /// Returns the bytes of `count` elements of a state, from the beginning of a block on.
@@ -40,7 +40,7 @@ struct StateView {
   OCTAVO_RULE StateView from(std::uint64_t offset) const {
     if (values == nullptr) return {};
     return {static_cast<char*>(values) + state_bytes(format, offset),
-            scales == nullptr ? nullptr : scales + offset / state_block(format), format};
+            scales == nullptr ? nullptr : scales + offset / codes_per_scale(format), format};
   }
 };
 

@@ -34,7 +34,7 @@ void require_flat(const at::Tensor& tensor, at::ScalarType dtype, std::int64_t c
 void require_codes(const at::Tensor& codes, const at::Tensor& scales, std::int64_t count, StateFormat format,
                    const char* where) {
   if (count < 0) fail(ErrorCode::invalid_argument, where, "expected a count of at least 0, got ", count);
-  const auto block = static_cast<std::int64_t>(state_block(format));
+  const auto block = static_cast<std::int64_t>(codes_per_scale(format));
   require_flat(codes, at::kByte, static_cast<std::int64_t>(state_bytes(format, static_cast<std::uint64_t>(count))),
                where, "codes");
   require_flat(scales, at::kFloat, divide_up(count, block), where, "scales");

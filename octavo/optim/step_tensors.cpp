@@ -64,7 +64,7 @@ void require_values(const at::Tensor& values, const at::Tensor& parameter, int c
 void require_scales(at::TensorList scales, std::size_t i, const at::Tensor& values, const at::Tensor& parameter,
                     int code_bits, const Named& named) {
   if (values.scalar_type() == at::kFloat || parameter.numel() == 0) return;
-  const auto block = static_cast<std::int64_t>(state_block(format_of_state(values, code_bits)));
+  const auto block = static_cast<std::int64_t>(codes_per_scale(format_of_state(values, code_bits)));
   const std::int64_t blocks = divide_up(parameter.numel(), block);
   if (!is_given(scales, i)) {
     fail(ErrorCode::invalid_argument, named.where, "expected ", named.what, " ", i, ", float32[", blocks,

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from octavo import _C
 from octavo._C import Plan
+from octavo.arguments import require_seed
 from octavo.optim.shards import is_sharded
-from octavo.plan import as_plan, require_seed
+from octavo.plan import as_plan
 from octavo.rendezvous import Rendezvous, as_group, require_timeout
 
 

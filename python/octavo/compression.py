@@ -11,11 +11,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from octavo._C import Plan, StatePaging
+from octavo.arguments import require_seed
 from octavo.ddp import compress_ddp
 from octavo.handle import Handle
 from octavo.optim.checks import page_folder
 from octavo.parameters import Exempt
-from octavo.plan import as_plan, require_seed
+from octavo.plan import as_plan
 
 
 def compress(

@@ -37,16 +37,16 @@ def compress_ddp(
     """Does what ``octavo.compress`` does, for a DDP model."""
     _require_hookable(model)
     parameters = {plain_name(name): p for name, p in model.module.named_parameters() if p.requires_grad}
-    joined = joined_optimizer(optimizer)
+    joined = joined_optimizer(optimizer, "ddp.compress")
     host_size = _host_size(ranks_per_host, model.process_group)
     if joined is None:
-        require_no_momentum(optimizer, plan)
+        require_no_momentum(optimizer, plan, "ddp.compress")
         first_plan = plan
     else:
         joined.require_joinable(plan, parameters.values())
         _require_no_hosts(joined, host_size)
         first_plan = joined.first_plan(plan)
-    table = table_of(parameters, exempt_by_name(exempt, parameters), plan)
+    table = table_of(parameters, exempt_by_name(exempt, parameters, "ddp.compress"), plan)
     require_kernels(parameters.values())
     rendezvous = Rendezvous(model.process_group, "ddp.compress", timeout_s)
     require_same_on_all_ranks(
@@ -62,6 +62,7 @@ def compress_ddp(
             "seed": seed,
             "number of ranks on a host": host_size,
         },
+        "ddp.compress",
     )
     setting = dict(timeout_s=timeout_s, paging=paging, seed=seed)
     compressor, layout = _compressor(rendezvous, model.process_group, host_size, first_plan, table, **setting)

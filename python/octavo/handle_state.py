@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from octavo._C import CompressorState
+from octavo.arguments import is_finite_number, is_whole_number, require_seed
 from octavo.parameters import memory_orders
-from octavo.plan import is_finite_number, is_whole_number, require_seed
 
 State = Mapping[str, Tensor | int | float | str]
 

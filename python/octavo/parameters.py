@@ -25,9 +25,7 @@ def is_exempt_by_default(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim <= 1 or parameter.numel() < SMALLEST_COMPRESSED
 
 
-def exempt_by_name(
-    exempt: Exempt, parameters: Mapping[str, nn.Parameter], where: str = "ddp.compress"
-) -> dict[str, bool]:
+def exempt_by_name(exempt: Exempt, parameters: Mapping[str, nn.Parameter], where: str) -> dict[str, bool]:
     """Returns for each parameter whether it is sent in float32. Raises TypeError for an ``exempt`` of another type,
     ValueError for a pattern that matches no parameter."""
     if exempt is None:

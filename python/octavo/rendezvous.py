@@ -180,9 +180,7 @@ class Rendezvous:
         )
 
 
-def require_same_on_all_ranks(
-    rendezvous: Rendezvous, our_rank: int, ours: Mapping[str, object], where: str = "ddp.compress"
-) -> None:
+def require_same_on_all_ranks(rendezvous: Rendezvous, our_rank: int, ours: Mapping[str, object], where: str) -> None:
     """Raises ValueError on all ranks where one of the values in ``ours`` differs between ranks. Such ranks would read
     each other's bytes wrongly, or wait forever."""
     digests = {what: sha256(repr(value).encode()).hexdigest() for what, value in ours.items()}

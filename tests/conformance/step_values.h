@@ -47,8 +47,9 @@ struct StateMemory {
   /// Codes may begin at any byte, floats at any multiple of four bytes.
   StateMemory(StateFormat its_format, std::uint8_t code_of_zero, std::uint64_t count, std::uint64_t offset)
       : values(state_bytes(its_format, count), its_format == StateFormat::float32 ? 4 * offset : offset),
-        scales(its_format == StateFormat::float32 ? 0
-                                                  : (count + state_block(its_format) - 1) / state_block(its_format)),
+        scales(its_format == StateFormat::float32
+                   ? 0
+                   : (count + codes_per_scale(its_format) - 1) / codes_per_scale(its_format)),
         format(its_format) {
     const int byte = its_format == StateFormat::float32 ? 0 : code_of_zero;
     std::memset(values.data(), byte, values.count());

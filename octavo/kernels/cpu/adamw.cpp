@@ -90,7 +90,7 @@ class AdamWBlock {
   }
 
  private:
-  static constexpr bool kHasCodes = StateBlock<MeanMap>::kHasCodes;
+  static constexpr bool kHasCodes = StagedStateBlock<MeanMap>::kHasCodes;
 
   OCTAVO_INLINE Ints taken_moments(std::uint64_t i, Floats& mean, Floats& square) {
     mean = mean_.before(i);
@@ -135,8 +135,8 @@ class AdamWBlock {
   std::uint64_t first_ = 0, count_ = 0;
   float* parameter_;
   const float* gradient_;
-  StateBlock<MeanMap> mean_;
-  StateBlock<SquareMap> square_;
+  StagedStateBlock<MeanMap> mean_;
+  StagedStateBlock<SquareMap> square_;
   IntVector taken_ = IntVector{} - 1;
 };
 

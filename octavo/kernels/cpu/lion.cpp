@@ -69,7 +69,7 @@ class LionBlock {
   std::uint64_t first_ = 0, count_ = 0;
   float* parameter_;
   const float* gradient_;
-  StateBlock<Map> momentum_;
+  StagedStateBlock<Map> momentum_;
   IntVector finite_ = IntVector{} - 1;
 };
 

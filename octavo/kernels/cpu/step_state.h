@@ -35,11 +35,11 @@ struct StateRoom {
 /// encode() for all of them; end(). Codes become floats just before these are updated. In the last block of a tensor,
 /// what follows its elements up to a whole block is meaningless.
 template <class Map>
-class StateBlock {
+class StagedStateBlock {
  public:
   static constexpr bool kHasCodes = Map::kBits < 32;
 
-  OCTAVO_INLINE explicit StateBlock(StateRoom& room) : room_(&room), values_(room.values), codes_(room.codes) {}
+  OCTAVO_INLINE explicit StagedStateBlock(StateRoom& room) : room_(&room), values_(room.values), codes_(room.codes) {}
 
   OCTAVO_INLINE void begin(const StateView& state, std::uint64_t first, std::uint64_t count) {
     const bool is_whole = count == kStepBlock;

@@ -26,11 +26,11 @@ namespace octavo::sycl_code {
 
 /// The lane's elements of a block of a state. All lanes of a group call each of these functions together.
 template <class Map8, class Map4>
-class StateBlock {
+class LaneStateBlock {
  public:
   static constexpr std::uint64_t kOwn = kStepBlock / kLanes;
 
-  StateBlock(const StateView& state, std::uint64_t count) : state_(state), count_(count) {
+  LaneStateBlock(const StateView& state, std::uint64_t count) : state_(state), count_(count) {
     for (std::uint64_t k = 0; k < kOwn; ++k) values_[k] = is_inside(k) ? loaded(k) : 0.0F;
   }
   float& operator[](std::uint64_t k) { return values_[k]; }
@@ -93,8 +93,8 @@ class StateBlock {
   float values_[kOwn];
 };
 
-using MomentumBlock = StateBlock<rules::Momentum8, rules::Momentum4>;
-using VarianceBlock = StateBlock<rules::Variance8, rules::Variance4>;
+using MomentumBlock = LaneStateBlock<rules::Momentum8, rules::Momentum4>;
+using VarianceBlock = LaneStateBlock<rules::Variance8, rules::Variance4>;
 
 /// Calls step(block, size) for this group's blocks.
 template <class Step>

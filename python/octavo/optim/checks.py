@@ -1,20 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of what optimizers are given: options, parameters, gradients and saved states."""
 
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from functools import wraps
-from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
-
-# Decorates steps, which ``torch.compile`` is to call and not to trace: it would compile a step anew for every number of
-# a step. The public ``torch.compiler.disable`` would import Dynamo together with this module.
-not_compiled = torch._disable_dynamo
 
 # Options of other libraries that have no counterpart here, with the only values that mean no more than their absence.
 _OF_BITSANDBYTES = {"args": None, "percentile_clipping": 100, "block_wise": True, "max_unorm": 0.0, "skip_zeros": False}
@@ -23,103 +15,6 @@ _INERT = _OF_BITSANDBYTES | _OF_TORCH
 _HOW_TORCH_STEPS = ("foreach", "fused")  # options of torch's that do not change the result
 TORCHS_OWN = frozenset({*_OF_TORCH, *_HOW_TORCH_STEPS, "decoupled_weight_decay"})
 """Options that the groups of torch's optimizers have, and ours do not."""
-
-
-def eager_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a step: it is neither traced nor differentiated, and it is made outside of inference mode. A state that
-    was made in inference mode could not be changed by the steps after it."""
-
-    @wraps(step)
-    def eager(*args: Any, **kwargs: Any) -> Any:
-        with torch.inference_mode(False), torch.no_grad():
-            return step(*args, **kwargs)
-
-    return not_compiled(eager)
-
-
-def loss_of(closure: Callable[[], Tensor] | None) -> Tensor | None:
-    """Returns what the closure of a step returns; None where there is none. It computes gradients."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
-
-
-class CheckedOptimizer(Optimizer):
-    """The base class of all optimizers of Octavo. A parameter group that is refused is not added."""
-
-    _alike: ClassVar[tuple[str, ...]] = ()  # options that must be the same in all parameter groups
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
-        first, group = self.param_groups[0], self.param_groups[-1]
-        try:
-            self._require_parameters(group["params"])
-            self._require_valid(group)
-            for name in self._alike:
-                same, both = group[name] == first[name], f"{first[name]} and {group[name]}"
-                self._require(same, f"the same {name} in all parameter groups", both)
-        except Exception:
-            self.param_groups.pop()
-            raise
-
-    def _require_parameters(self, parameters: Sequence[Tensor]) -> None:
-        """Raises TypeError or ValueError for parameters that a new group cannot have."""
-        require_real(self, parameters)
-        twice = len(parameters) - len(set(parameters))  # torch refuses those of another group
-        self._require(twice == 0, "each parameter once in a group", f"{twice} of them again")
-
-    def _require_all_valid(self) -> None:
-        """Raises ValueError where the options of a group have been changed to what is out of range."""
-        for group in self.param_groups:
-            self._require_valid(group)
-
-    def _require_valid(self, group: dict[str, Any]) -> None:
-        """Raises ValueError for options of a group that are out of range, or not supported."""
-        require_inert(self, group)
-        for name in ("lr", "eps", "weight_decay", "variance_floor"):
-            value = group.get(name, 0)
-            self._require(is_number(value) and value >= 0, f"a finite {name} of at least 0", repr(value))
-        betas = self._betas(group)
-        are_two = isinstance(betas, Sequence) and len(betas) == 2 and all(is_number(b) and 0 <= b < 1 for b in betas)
-        self._require(are_two, "two betas from 0 to below 1", betas)
-
-    def _load_checked(
-        self, state_dict: dict[str, Any], check: Callable[[dict[str, Any]], dict[str, Any] | None]
-    ) -> dict[str, Any]:
-        """Loads the state dict that the hooks of the program make of ``state_dict``, and returns it. ``check`` sees it
-        before anything has changed, and may return another one in its place."""
-        hooked = []
-
-        def check_last(_: Optimizer, seen: dict[str, Any]) -> dict[str, Any] | None:
-            hooked.append(seen)
-            return check(seen)
-
-        hook = self.register_load_state_dict_pre_hook(check_last)
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            hook.remove()
-        return hooked[0]
-
-    def _betas(self, group: dict[str, Any]) -> tuple[float, float]:
-        return group["betas"]
-
-    def _require(self, condition: bool, expected: str, got: Any) -> None:
-        if not condition:
-            raise ValueError(f"[optim.{type(self).__name__}] expected {expected}, got {got}")
-
-
-def is_number(value: object) -> bool:
-    """Whether ``value`` is a finite number of a type that operators take. It may be a tensor of one element: a learning
-    rate that a schedule changes in place."""
-    is_of_numpy = isinstance(value, Real) and hasattr(value, "dtype")
-    is_one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, float | Integral) or is_of_numpy
-    try:
-        return is_one and math.isfinite(float(value))
-    except (OverflowError, RuntimeError):  # a whole number beyond float64, a complex tensor
-        return False
-
 
 SENDING_OPTIMIZERS = frozenset({"zeroredundancyoptimizer", "postlocalsgdoptimizer"})
 """Optimizers around others that send parameters by themselves, as class names in small letters."""

@@ -14,23 +14,16 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
 
+from octavo.arguments import is_whole_number
 from octavo.finite import all_finite
-from octavo.optim.checks import (
-    TORCHS_OWN,
-    CheckedOptimizer,
-    eager_step,
-    loss_of,
-    page_folder,
-    require_dense,
-    require_group_options,
-)
+from octavo.optim.base import CheckedOptimizer, eager_step, loss_of
+from octavo.optim.checks import TORCHS_OWN, page_folder, require_dense, require_group_options
 from octavo.optim.clipping import GradientClip, require_max_norm
 from octavo.optim.overrides import groups_by_name
 from octavo.optim.shards import any_rank, first_element, is_sharded, local, match_placements
 from octavo.optim.state_formats import has_codes, is_fitting
 from octavo.optim.states import StateMaker
 from octavo.optim.steps_in_backward import are_registered, require_unawaited, step_in_backward
-from octavo.plan import is_whole_number
 
 STEP_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NONFINITE = ("skip_element", "skip_step", "raise")

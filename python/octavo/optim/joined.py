@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from octavo._C import Plan
 from octavo.hooks import OwnHook, while_alive
-from octavo.optim.checks import CheckedOptimizer
+from octavo.optim.base import CheckedOptimizer
 
 if TYPE_CHECKING:
     from octavo.handle import Handle
@@ -153,7 +153,7 @@ class JoinedOptimizer(CheckedOptimizer):
             raise RuntimeError(f"[optim.{type(self).__name__}] {function}: {words}")
 
 
-def joined_optimizer(optimizer: object, where: str = "ddp.compress") -> JoinedOptimizer | None:
+def joined_optimizer(optimizer: object, where: str) -> JoinedOptimizer | None:
     """Returns the optimizer that is to be joined, taken out of a wrapper such as Accelerate's. Returns None for an
     optimizer that need not be joined. Raises TypeError for what is no optimizer of torch."""
     if optimizer is not None and not isinstance(optimizer, Optimizer):
@@ -163,7 +163,7 @@ def joined_optimizer(optimizer: object, where: str = "ddp.compress") -> JoinedOp
     return optimizer if isinstance(optimizer, JoinedOptimizer) else None
 
 
-def require_no_momentum(optimizer: Optimizer | None, plan: Plan, where: str = "ddp.compress") -> None:
+def require_no_momentum(optimizer: Optimizer | None, plan: Plan, where: str) -> None:
     """Raises ValueError where the plan keeps a momentum and a parameter group of the optimizer has one, too."""
     if plan.momentum is None or optimizer is None:
         return

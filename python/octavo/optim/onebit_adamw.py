@@ -13,14 +13,9 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan
-from octavo.optim.checks import (
-    eager_step,
-    is_number,
-    loss_of,
-    require_dense,
-    require_group_options,
-    require_parameter_states,
-)
+from octavo.arguments import is_number
+from octavo.optim.base import eager_step, loss_of
+from octavo.optim.checks import require_dense, require_group_options, require_parameter_states
 from octavo.optim.clipping import clip_factor, require_max_norm, total_norm
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan
-from octavo.optim.checks import is_number
+from octavo.arguments import is_number
 from octavo.optim.onebit_adamw import OneBitAdamW
 
 

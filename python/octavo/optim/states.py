@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.optim.checks import is_number
+from octavo.arguments import is_number
 from octavo.optim.shards import as_shard, has_whole_rows, is_sharded, local
 from octavo.optim.state_formats import (
     BLOCK,

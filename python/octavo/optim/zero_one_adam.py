@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan, ZeroOneKind, zero_one_kind
+from octavo.arguments import is_whole_number
 from octavo.finite import all_finite
-from octavo.optim.checks import eager_step, loss_of, require_dense, require_group_options, require_parameter_states
+from octavo.optim.base import eager_step, loss_of
+from octavo.optim.checks import require_dense, require_group_options, require_parameter_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
-from octavo.plan import is_whole_number
 
 _VARIANCE, _SYNC, _LOCAL = ZeroOneKind.variance, ZeroOneKind.sync, ZeroOneKind.local
 _EXCHANGES = {_VARIANCE: "gradients", _SYNC: "planned", _LOCAL: "nothing"}

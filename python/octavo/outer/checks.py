@@ -9,9 +9,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from octavo._C import Plan
+from octavo.arguments import is_finite_number, is_whole_number
 from octavo.optim.checks import SENDING_OPTIMIZERS, has_base_named
 from octavo.optim.joined import JoinedOptimizer
-from octavo.plan import as_plan, is_finite_number, is_whole_number
+from octavo.plan import as_plan
 
 _AVERAGES = ("ranks", "hits")
 

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from octavo import _C
 from octavo._C import Plan
+from octavo.arguments import require_seed
 from octavo.hooks import OwnHook, remove_after
 from octavo.outer.buffers import FiniteBuffers
 from octavo.outer.checks import (
@@ -28,7 +29,6 @@ from octavo.outer.rates import outer_rates, warning_of_few_rounds
 from octavo.outer.state import SCHEMA, is_finite, require_of_rank, states_by_rank, states_of
 from octavo.parameters import Exempt, exempt_by_name, plain_name, saved_buffers
 from octavo.plain_model import require_plain_model
-from octavo.plan import require_seed
 from octavo.rendezvous import (
     Rendezvous,
     as_group,

@@ -8,7 +8,7 @@ import torch
 
 from octavo import _C
 from octavo.accelerator.device_index import DeviceIndex, torch_index_of
-from octavo.plan import is_whole_number
+from octavo.arguments import is_whole_number
 
 Device = DeviceIndex
 """An index, also as text; a ``torch.device`` or its name; or None for the current device."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo import _C
-from octavo.plan import is_whole_number
+from octavo.arguments import is_whole_number
 from octavo.sycl.devices import Device, index_of, is_available
 
 

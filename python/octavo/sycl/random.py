@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from torch import Generator, Tensor
 
 from octavo import _C
-from octavo.plan import is_whole_number
+from octavo.arguments import is_whole_number
 from octavo.sycl.devices import Device, device_count, index_of
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from octavo.plan import is_finite_number
+from octavo.arguments import is_finite_number
 
 if TYPE_CHECKING:
     from octavo.zero.compiled.passes import Schedule

@@ -9,9 +9,10 @@ from os import PathLike
 from typing import Any
 
 from octavo._C import Plan
+from octavo.arguments import is_finite_number, is_whole_number, require_seed
 from octavo.optim.checks import page_folder
 from octavo.parameters import Exempt
-from octavo.plan import as_plan, is_finite_number, is_whole_number, require_seed
+from octavo.plan import as_plan
 from octavo.zero.compile_config import compile_config
 
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from octavo.finite import all_finite
 from octavo.hooks import remove_after, while_alive
-from octavo.optim.checks import not_compiled
+from octavo.optim.base import not_compiled
 from octavo.optim.clipping import clip_factor, require_max_norm, total_norm
 from octavo.parameters import exempt_by_name
 from octavo.plain_model import require_plain_model

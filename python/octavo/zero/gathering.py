@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from octavo import _C
 from octavo.hooks import OwnHook, remove_after, while_alive
-from octavo.optim.checks import not_compiled
+from octavo.optim.base import not_compiled
 
 GRAPH = 0  # without torch.compile all parameters belong to one graph
 

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The base class of all optimizers, and what their steps have in common."""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from octavo.arguments import is_number
+from octavo.optim.checks import require_inert, require_real
+
+# Decorates steps, which ``torch.compile`` is to call and not to trace: it would compile a step anew for every number of
+# a step. The public ``torch.compiler.disable`` would import Dynamo together with this module.
+not_compiled = torch._disable_dynamo
+
+
+def eager_step(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a step: it is neither traced nor differentiated, and it is made outside of inference mode. A state that
+    was made in inference mode could not be changed by the steps after it."""
+
+    @wraps(step)
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode(False), torch.no_grad():
+            return step(*args, **kwargs)
+
+    return not_compiled(eager)
+
+
+def loss_of(closure: Callable[[], Tensor] | None) -> Tensor | None:
+    """Returns what the closure of a step returns; None where there is none. It computes gradients."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+class CheckedOptimizer(Optimizer):
+    """The base class of all optimizers of Octavo. A parameter group that is refused is not added."""
+
+    _alike: ClassVar[tuple[str, ...]] = ()  # options that must be the same in all parameter groups
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        first, group = self.param_groups[0], self.param_groups[-1]
+        try:
+            self._require_parameters(group["params"])
+            self._require_valid(group)
+            for name in self._alike:
+                same, both = group[name] == first[name], f"{first[name]} and {group[name]}"
+                self._require(same, f"the same {name} in all parameter groups", both)
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def _require_parameters(self, parameters: Sequence[Tensor]) -> None:
+        """Raises TypeError or ValueError for parameters that a new group cannot have."""
+        require_real(self, parameters)
+        twice = len(parameters) - len(set(parameters))  # torch refuses those of another group
+        self._require(twice == 0, "each parameter once in a group", f"{twice} of them again")
+
+    def _require_all_valid(self) -> None:
+        """Raises ValueError where the options of a group have been changed to what is out of range."""
+        for group in self.param_groups:
+            self._require_valid(group)
+
+    def _require_valid(self, group: dict[str, Any]) -> None:
+        """Raises ValueError for options of a group that are out of range, or not supported."""
+        require_inert(self, group)
+        for name in ("lr", "eps", "weight_decay", "variance_floor"):
+            value = group.get(name, 0)
+            self._require(is_number(value) and value >= 0, f"a finite {name} of at least 0", repr(value))
+        betas = self._betas(group)
+        are_two = isinstance(betas, Sequence) and len(betas) == 2 and all(is_number(b) and 0 <= b < 1 for b in betas)
+        self._require(are_two, "two betas from 0 to below 1", betas)
+
+    def _load_checked(
+        self, state_dict: dict[str, Any], check: Callable[[dict[str, Any]], dict[str, Any] | None]
+    ) -> dict[str, Any]:
+        """Loads the state dict that the hooks of the program make of ``state_dict``, and returns it. ``check`` sees it
+        before anything has changed, and may return another one in its place."""
+        hooked = []
+
+        def check_last(_: Optimizer, seen: dict[str, Any]) -> dict[str, Any] | None:
+            hooked.append(seen)
+            return check(seen)
+
+        hook = self.register_load_state_dict_pre_hook(check_last)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
+        return hooked[0]
+
+    def _betas(self, group: dict[str, Any]) -> tuple[float, float]:
+        return group["betas"]
+
+    def _require(self, condition: bool, expected: str, got: Any) -> None:
+        if not condition:
+            raise ValueError(f"[optim.{type(self).__name__}] expected {expected}, got {got}")
