@@ -71,7 +71,6 @@ void bind_hooks(py::module_& m) {
           },
           py::arg("group"), py::arg("output"), py::arg("input"), py::arg("op"), py::arg("world_size"))
       .def("all_reduce", &FsdpHook::all_reduce, no_gil);
-  m.def("rows_of", [](const std::vector<std::int64_t>& sizes) { return rows_of(sizes); });
 }
 
 void bind_shared_memory(py::module_& m) {
@@ -94,6 +93,8 @@ void bind_shared_memory(py::module_& m) {
 }
 
 void bind_all_reduce(py::module_& m) {
+  m.def("rows_of", [](const std::vector<std::int64_t>& sizes) { return rows_of(sizes); });
+  m.def("ring_bytes", &ring_bytes, py::arg("payload_bytes"), py::arg("ranks"));
   m.def(
       "all_reduce",
       [](at::Tensor tensor, const Plan& plan, const BackendPtr& backend, bool average, double timeout_s,

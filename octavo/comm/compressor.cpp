@@ -434,13 +434,4 @@ bool Compressor::has_encoded(const std::vector<Slot>& slots) const {
                      [&](const Slot& slot) { return !parameters_[slot.parameter].plan->dense(); });
 }
 
-/// Replaces the numbers by rank 0's.
-void Compressor::take_rank_0s(std::vector<std::int64_t>& numbers) {
-  at::Tensor sum = at::zeros({static_cast<std::int64_t>(numbers.size())}, at::kLong);
-  auto* const values = sum.mutable_data_ptr<std::int64_t>();
-  if (rank() == 0) std::copy(numbers.begin(), numbers.end(), values);
-  wire_->all_reduce(sum);
-  std::copy_n(sum.const_data_ptr<std::int64_t>(), numbers.size(), numbers.begin());
-}
-
 }  // namespace octavo

@@ -311,7 +311,6 @@ class OCTAVO_API Compressor {
   void require_fits(const at::Tensor& bucket, const std::vector<Slot>& slots) const;
   void require_first_use(const std::vector<Slot>& slots) const;
   AutoPlan::Turn choose_plan(Job& job);
-  void take_rank_0s(std::vector<std::int64_t>& numbers);
   void keep_gradients(Job& job) const;
   bool has_encoded(const std::vector<Slot>& slots) const;
   bool takes_as_it_is(const Job& job) const;

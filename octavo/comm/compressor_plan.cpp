@@ -106,7 +106,8 @@ void Compressor::use(const Plan& plan) {
   forget_unused();
   auto_.reset();
   if (plan_->choices && world_size() > 1) {
-    auto_.emplace(plan_->choices->size(), [this](std::vector<std::int64_t>& numbers) { take_rank_0s(numbers); });
+    auto_.emplace(plan_->choices->size(),
+                  [this](std::vector<std::int64_t>& numbers) { broadcast_from_rank_0(*wire_, numbers); });
   }
 }
 

@@ -2,8 +2,10 @@
 #include "octavo/comm/wire.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <algorithm>
 #include <utility>
 
 #include "octavo/comm/gloo_exchange.h"
@@ -177,6 +179,15 @@ Transfer Wire::start_reduce_scatter(at::Tensor& output, at::Tensor& input) {
   options.timeout = timeout_;
   return guarded(rank_, timeout_,
                  [&] { return Transfer(backend_->_reduce_scatter_base(output, input, options), rank_, timeout_); });
+}
+
+void broadcast_from_rank_0(Wire& wire, std::span<std::int64_t> numbers) {
+  if (wire.world_size() == 1) return;
+  at::Tensor sum = at::zeros({static_cast<std::int64_t>(numbers.size())}, at::kLong);
+  auto* const values = sum.mutable_data_ptr<std::int64_t>();
+  if (wire.rank() == 0) std::ranges::copy(numbers, values);
+  wire.all_reduce(sum);
+  std::copy_n(values, numbers.size(), numbers.begin());
 }
 
 }  // namespace octavo

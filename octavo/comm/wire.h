@@ -146,4 +146,7 @@ class OCTAVO_API Wire {
   std::atomic<std::uint64_t> sent_bytes_ = 0;
 };
 
+/// Replaces the numbers by those of rank 0. All ranks call it together, with as many numbers. Throws what Wire throws.
+OCTAVO_API void broadcast_from_rank_0(Wire& wire, std::span<std::int64_t> numbers);
+
 }  // namespace octavo

@@ -158,12 +158,11 @@ void GradientOrder::learn(const RankFlags& flags) {
 }
 
 std::vector<long> GradientOrder::arrivals_of_first_rank() {
-  at::Tensor told = at::full({static_cast<std::int64_t>(ids_.size())}, wire_->rank() == 0 ? -1 : 0, at::kLong);
-  auto* const numbers = told.mutable_data_ptr<std::int64_t>();
-  if (wire_->rank() == 0) std::ranges::copy(arrivals_, numbers);
-  if (wire_->world_size() > 1) wire_->all_reduce(told);
+  std::vector<std::int64_t> of_first(ids_.size(), -1);
+  std::ranges::copy(arrivals_, of_first.begin());
+  broadcast_from_rank_0(*wire_, of_first);
   std::vector<long> arrivals;
-  for (const std::int64_t id : std::span(numbers, ids_.size())) {
+  for (const std::int64_t id : of_first) {
     if (id >= 0) arrivals.push_back(static_cast<long>(id));
   }
   return arrivals;

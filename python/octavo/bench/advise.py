@@ -12,8 +12,10 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from octavo.bench import ddp, ddp_jobs, torch_hooks
+from octavo.bench import ddp, torch_hooks
 from octavo.bench.ddp import ALONE, TORCH, Row, Size
+from octavo.bench.jobs import run_job
+from octavo.bench.ranks import joined
 from octavo.outer import FEWEST_ROUNDS
 from octavo.train.plan_text import split_rounds
 
@@ -47,15 +49,14 @@ class Report:
 
 
 def measure(plans: Sequence[str], *, nproc: int, rounds: int, size: Size, link: str | None) -> Report:
-    """Starts the ranks here, or on hosts joined at `link`. Raises as `ddp_jobs.measure` does."""
-    ddp_jobs.check_links([link])
+    """Starts the ranks here, or on hosts joined at `link`, which `check_links` has seen. Raises as `run_job` does."""
     options = [f"--rows={size.rows}", f"--layers={size.layers}", f"--width={size.width}", f"--rounds={rounds}"]
-    return Report.parse(ddp_jobs.run_job(["advise", *plans, *options], nproc, link))
+    return Report.parse(run_job(["advise", *plans, *options], nproc, link))
 
 
 def measure_as_rank(plans: Sequence[str], *, rounds: int, size: Size) -> Report | None:
     """Measures as one rank. Returns the report on rank 0, None elsewhere."""
-    with ddp.joined():
+    with joined():
         report = Report(dist.get_world_size(), _measure_link(), ddp.bench_size(plans, rounds, size))
         return report if dist.get_rank() == 0 else None
 

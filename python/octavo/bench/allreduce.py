@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 import octavo
-from octavo.bench.ddp import joined
-from octavo.bench.ddp_jobs import check_links, run_job
 from octavo.bench.hosts import UNSHAPED
+from octavo.bench.jobs import check_links, run_job
+from octavo.bench.ranks import joined
 from octavo.bench.timing import ratio, take_turns, typical
 
 DEFAULT_PLANS = ("dense", "bf16", "int8", "int4", "sign")
@@ -58,7 +58,7 @@ def check(plans: Sequence[str], links: Sequence[str | None]) -> None:
 def measure(
     plans: Sequence[str], *, nproc: int, rounds: int, sizes_kib: Sequence[int], links: Sequence[str | None]
 ) -> list[Row]:
-    """Starts the ranks here, or on hosts joined at each link. Raises as `ddp_jobs.run_job` does."""
+    """Starts the ranks here, or on hosts joined at each link. Raises as `run_job` does."""
     sizes = [f"--kib={size}" for size in sizes_kib]
     rows = []
     for link in links:

@@ -108,15 +108,17 @@ def ddp(
     communication."""
     from octavo.bench import ddp as bench
     from octavo.bench import ddp_jobs
+    from octavo.bench.jobs import check_links
+    from octavo.bench.ranks import is_main, is_rank
 
     sizes = [bench.Size(count, layers, width) for count in rows or [4]]
-    contenders = plans or [*bench.DEFAULT_PLANS, *([] if bench.is_rank() else DEFAULT_HOOKS)]
-    if bench.is_main():
+    contenders = plans or [*bench.DEFAULT_PLANS, *([] if is_rank() else DEFAULT_HOOKS)]
+    if is_main():
         _check_place(json_file)
     with _errors_in_a_sentence():
-        ddp_jobs.check_links(link or [None])
-        if bench.is_rank():
-            report = json_file if bench.is_main() else None
+        check_links(link or [None])
+        if is_rank():
+            report = json_file if is_main() else None
             measured = ddp_jobs.measure_as_rank(contenders, rounds=rounds, sizes=sizes, report=report)
         else:
             check_local_ranks(nproc, usable_cores())
@@ -161,7 +163,7 @@ def zero(
     rank."""
     from octavo.bench import zero as bench
     from octavo.bench import zero_jobs
-    from octavo.bench.ddp import is_main, is_rank
+    from octavo.bench.ranks import is_main, is_rank
 
     names, links = contenders or bench.DEFAULT_CONTENDERS, link or [None]
     if is_main():
@@ -199,7 +201,7 @@ def allreduce(
     """Measure octavo.all_reduce of a float32 tensor by plan, by link and by size, against
     torch.distributed.all_reduce."""
     from octavo.bench import allreduce as bench
-    from octavo.bench.ddp import is_main, is_rank
+    from octavo.bench.ranks import is_main, is_rank
 
     wanted, links, sizes_kib = plans or bench.DEFAULT_PLANS, link or [None], kib or bench.SIZES_KIB
     if is_main():
@@ -222,17 +224,18 @@ def host(
     json_file: JsonFile = None,
 ) -> None:
     """Measure collectives between ranks of one host: through memory that they share, against Gloo's loopback."""
-    from octavo.bench import ddp, ddp_jobs
     from octavo.bench import host as bench
+    from octavo.bench import jobs
+    from octavo.bench.ranks import is_main, is_rank
 
-    if ddp.is_main():
+    if is_main():
         _check_place(json_file)
     with _errors_in_a_sentence():
-        if ddp.is_rank():
+        if is_rank():
             rows = bench.bench(rounds)
         else:
             check_local_ranks(nproc, usable_cores())
-            rows = bench.as_rows(ddp_jobs.run_job(["bench", "host", f"--rounds={rounds}"], nproc, None))
+            rows = bench.as_rows(jobs.run_job(["bench", "host", f"--rounds={rounds}"], nproc, None))
     if rows is not None:
         _show("collectives of ranks of one host", _dicts(rows), bench.HEADINGS, json_file)
 
@@ -327,8 +330,10 @@ def advise(
     more tokens a step has, the more of the exchange is hidden behind computing.
     """
     from octavo.bench import advise as bench
-    from octavo.bench.ddp import Size, is_main, is_rank
-    from octavo.bench.ddp_jobs import check_links, check_plans
+    from octavo.bench.ddp import Size
+    from octavo.bench.ddp_jobs import check_plans
+    from octavo.bench.jobs import check_links
+    from octavo.bench.ranks import is_main, is_rank
 
     size, wanted = Size(rows, layers, width), plans or bench.DEFAULT_PLANS
     if is_main():

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,7 +23,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
+from octavo import _C
 from octavo.bench.hosts import UNSHAPED
+from octavo.bench.ranks import is_main, join, joined
 from octavo.bench.timing import Seconds, ratio, take_turns, typical
 from octavo.bench.torch_hooks import FP16, HOOKS
 from octavo.train.plan_text import Rounds, split_rounds
@@ -80,30 +81,11 @@ HEADINGS = {
 }
 
 
-def is_rank() -> bool:
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def is_main() -> bool:
-    """Whether this process is rank 0, which writes, or has yet to start the ranks."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def bench(plans: Sequence[str], rounds: int, sizes: Sequence[Size]) -> list[Row] | None:
     """Measures as one rank of the job that the environment describes. Returns the rows on rank 0, None elsewhere."""
     with joined():
         rows = [row for size in sizes for row in bench_size(plans, rounds, size)]
         return rows if dist.get_rank() == 0 else None
-
-
-@contextmanager
-def joined():
-    """Inside, this process is in the process group of the job that the environment describes. All ranks leave it
-    together."""
-    _join()
-    yield
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
@@ -122,7 +104,7 @@ def bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
     remarks = {plan: _settle(steps[plan], handle) for plan, handle in handles.items()}
     before = {plan: handle.stats() for plan, handle in handles.items()}
     seconds = _measure(steps, rounds)
-    ring = 2 * (dist.get_world_size() - 1) * 4 * size.parameters // dist.get_world_size()
+    ring = _C.ring_bytes(4 * size.parameters, dist.get_world_size())
     sent_by_torch = {ALONE: 0, TORCH: ring, FP16: ring // 2}
     rows = [_row(size, seconds, name, wire_bytes=sent_by_torch[name]) for name in sent_by_torch]
     return rows + [
@@ -171,7 +153,7 @@ def try_hook(name: str, rounds: int, size: Size, report: Callable[[Row], object]
         os._exit(0)  # the hook may have left threads behind that never end
 
     without_answer = Row(size.rows, name, remark=f"no answer in {NO_ANSWER_S:.0f} s")
-    _join()
+    join()
     try:
         steps: dict[str, _LocalStep] = {
             ALONE: _LocalStep(size),
@@ -190,11 +172,6 @@ def _one_line(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}"
     causes = list(re.finditer(r"\w+(Error|Exception): ", text))
     return text[causes[-1].start() :].splitlines()[0].rstrip(": ") if causes else text.splitlines()[0]
-
-
-def _join() -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 def _measure(steps: dict[str, _LocalStep], rounds: int) -> Seconds:

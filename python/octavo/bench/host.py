@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from octavo import _C
-from octavo.bench.ddp import joined
+from octavo.bench.ranks import joined
 from octavo.bench.timing import ratio, take_turns, typical
 from octavo.rendezvous import Rendezvous
 

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from octavo.bench.ddp import joined
 from octavo.bench.hosts import UNSHAPED
 from octavo.bench.quality.runs import processor
+from octavo.bench.ranks import joined
 from octavo.bench.timing import Seconds, ratio, take_turns, typical
 from octavo.bench.zero_contenders import DDP, build
 from octavo.train.model import SIZES, build_model, model_config

@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from octavo.bench.ddp_jobs import check_links, run_job
 from octavo.bench.hosts import UNSHAPED
+from octavo.bench.jobs import check_links, run_job
 from octavo.bench.zero import Row, config_of, measure_memory, measure_time
 from octavo.bench.zero_contenders import require_known
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 import octavo
+from octavo import _C
 from octavo.train.checkpoint.writer import MODEL
 from octavo.train.config import TrainConfig
 from octavo.train.launch.world import World
@@ -72,7 +73,7 @@ class ZeroStrategy(Strategy):
     def sent(self) -> Sent:
         """Returns the bytes of gradients and parameters, and those that DDP would have sent: its ring sends all
         gradients once per step."""
-        ring = 2 * (self.world.size - 1) * 4 * self._parameters // self.world.size
+        ring = _C.ring_bytes(4 * self._parameters, self.world.size)
         return Sent(self._zero.sent_bytes(), self._steps * ring)
 
     def whole_model(self) -> AbstractContextManager[None]:
