@@ -19,7 +19,7 @@ std::uint64_t fingerprint_of(const std::string& text) {
 
 void for_each_part(c10::Device device, std::uint64_t granule, const PayloadPart& whole,
                    const std::function<void(const PayloadPart& part, std::uint64_t first)>& body) {
-  const std::uint64_t count = whole.part.count, granules = count / granule + (count % granule != 0);
+  const std::uint64_t count = whole.part.count, granules = divide_up(count, granule);
   const std::uint64_t grain = std::max<std::uint64_t>(1, kGrainValues / granule);
   for_parts(device, static_cast<std::int64_t>(granules), static_cast<std::int64_t>(grain),
             [&](std::int64_t from, std::int64_t to) {

@@ -30,7 +30,7 @@ class RandomK final : public Codec {
 
  private:
   bool is_unbiased() const { return unweighted_ != nullptr; }
-  std::uint64_t strides(std::uint64_t count) const { return count / stride_ + (count % stride_ != 0); }
+  std::uint64_t strides(std::uint64_t count) const { return divide_up(count, stride_); }
   rules::RandomK shape(const PayloadPart& part) const;
   /// The part of the payload that holds the values kept from a part.
   PayloadPart kept(const PayloadPart& part) const;

@@ -48,7 +48,7 @@ class Figures {
 double mean_square(c10::Device device, const float* values, std::uint64_t count) {
   static thread_local at::Tensor memory;
   const LaunchScope scope(device);
-  const std::uint64_t chunks = (count + rules::kPowerChunk - 1) / rules::kPowerChunk;
+  const std::uint64_t chunks = divide_up(count, rules::kPowerChunk);
   Figures powers(device, chunks, memory);
   scope.kernels().chunk_powers(scope.queue(), values, count, rules::kPowerChunk, powers.data());
   const auto* const sums = static_cast<const float*>(powers.read());
@@ -58,7 +58,7 @@ double mean_square(c10::Device device, const float* values, std::uint64_t count)
 std::uint64_t count_large(c10::Device device, const float* values, std::uint64_t count, std::uint32_t least) {
   static thread_local at::Tensor memory;
   const LaunchScope scope(device);
-  const std::uint64_t chunks = (count + rules::kCountChunk - 1) / rules::kCountChunk;
+  const std::uint64_t chunks = divide_up(count, rules::kCountChunk);
   Figures found(device, chunks, memory);
   scope.kernels().count_large(scope.queue(), values, count, least, reinterpret_cast<std::uint32_t*>(found.data()));
   const auto* const counts = static_cast<const std::uint32_t*>(found.read());

@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "octavo/device/sycl/streams.h"
+#include "octavo/kernels/round_up.h"
 
 namespace octavo::sycl_device {
 
@@ -20,10 +21,7 @@ std::uint64_t step_of(std::uint64_t bytes) {
 
 // ---- sizes
 
-std::uint64_t rounded_up(std::uint64_t bytes) {
-  const std::uint64_t step = step_of(bytes);
-  return (bytes / step + (bytes % step != 0)) * step;
-}
+std::uint64_t rounded_up(std::uint64_t bytes) { return round_up(bytes, step_of(bytes)); }
 
 std::uint64_t rounded_down(std::uint64_t bytes) { return bytes / step_of(bytes) * step_of(bytes); }
 

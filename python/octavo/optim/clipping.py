@@ -10,7 +10,8 @@ from numbers import Real
 import torch
 from torch import Tensor, nn
 
-from octavo.optim.shards import gathered, local
+from octavo.finite import all_finite
+from octavo.optim.shards import gathered, is_sharded, local
 
 
 def require_max_norm(max_norm: object, where: str) -> None:
@@ -23,16 +24,18 @@ def require_max_norm(max_norm: object, where: str) -> None:
         raise ValueError(f"[{where}] expected max_norm as a number of at least 0, got {max_norm}")
 
 
-def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+def clip_factor(norm: Tensor, max_norm: float | Tensor) -> Tensor:
     """Returns the factor, at most 1, by which ``torch.nn.utils.clip_grad_norm_`` clips gradients of this norm."""
-    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    most = max_norm.reshape(()) if isinstance(max_norm, Tensor) else max_norm
+    return (most / (norm + 1e-6)).clamp(max=1.0)
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Returns the L2 norm of the gradients, and of all shards where they are shards. Where it overflows in float32 it
     is computed again in float64, so that it is finite where the gradients are. Waits for the device."""
     norm = gathered(nn.utils.get_total_norm(gradients))
-    if not norm.isinf():
+    are_shards = any(is_sharded(gradient) for gradient in gradients)  # ranks must go on alike then
+    if not norm.isinf() or (not are_shards and not all_finite(gradients)):
         return norm
     return gathered(nn.utils.get_total_norm([gradient.double() for gradient in gradients]))
 

@@ -41,7 +41,8 @@ def from_bitsandbytes(state_dict: dict[str, Any]) -> dict[str, Any]:
     groups = [_without(group, {"alpha", "t_alpha", "t_beta3"}) | of_adam for group in state_dict["param_groups"]]
     if any(group.get("alpha") for group in state_dict["param_groups"]):
         raise ValueError("[optim.from_bitsandbytes] AdEMAMix has no counterpart in octavo.optim")
-    if not is_adam and any(group["betas"][1] == 0 or group.get("eps") for group in state_dict["param_groups"]):
+    groups_of_lion = [] if is_adam or not any(state_dict["state"].values()) else state_dict["param_groups"]
+    if any(group.get("eps") or group.get("betas", (0, 1))[1] == 0 for group in groups_of_lion):
         raise ValueError(
             "[optim.from_bitsandbytes] expected the state of Adam, AdamW or Lion, got that of SGD, LARS, RMSprop or "
             "Adagrad, whose options a Lion does not have: they have no counterpart in octavo.optim"

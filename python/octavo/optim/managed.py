@@ -41,7 +41,6 @@ class ManagedStates(Optimizer):
         if "defaults" in state:  # this is a copy, which has no attributes yet
             self._memory = StateMemory(type(self).__name__, state.pop("_page_dir"))
         super().__setstate__(state)
-        self._memory.belongs_here()
         if not self._is_paged or "defaults" not in state:  # a load: the subclass makes the states
             return
         for parameter, of_one in self.state.items():

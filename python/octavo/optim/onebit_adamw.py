@@ -356,6 +356,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
             group.update(warmup_steps=warmup_steps, warmup_plan=warmup_plan)
             for key, parameter in zip(saved["params"], group["params"], strict=True):
                 self._restore_float32(parameter, state_dict["state"].get(key, {}))
+        self._memory.belongs_here()
         self._enter_phase()
 
     def _restore_float32(self, parameter: Tensor, saved: dict[str, Any]) -> None:

@@ -67,5 +67,8 @@ def is_fitting(state: Mapping[str, Any], moment: str, bits: int, shape: torch.Si
         return is_floats and scales is None
     if floats is not None or not (isinstance(codes, Tensor) and isinstance(scales, Tensor)):
         return False
-    are_codes = codes.dtype == torch.uint8 and codes.shape == torch.Size(code_shape(shape, bits))
+    shapes = [code_shape(shape, bits)]
+    if bits == 4 and len(shape) > 1 and shape[1:].numel() % 2 == 0:
+        shapes.append([shape[0], shape[1:].numel() // 2])  # as StateMaker.portable writes them
+    are_codes = codes.dtype == torch.uint8 and list(codes.shape) in shapes
     return are_codes and scales.dtype == torch.float32 and scales.numel() == blocks_of(shape.numel(), bits)

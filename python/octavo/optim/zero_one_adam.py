@@ -264,12 +264,11 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         if kind == _VARIANCE or not (finite or is_made_by_others):
             return
         for parameter, state, lr, weight_decay in self._known():
-            if not parameter.requires_grad:
-                continue  # it was frozen, and stays where it is
             if "anchor" not in state and (kind == _LOCAL or self._handle is None):
                 state["anchor"] = self._zeros_like(parameter, parameter.dtype).copy_(parameter.detach())
             state["total"] += self._step_size(state, lr)
-            state["decay"] *= 1 - lr * weight_decay
+            if parameter.requires_grad:  # one that was frozen is moved by what its momentum has left, and no more
+                state["decay"] *= 1 - lr * weight_decay
             state["step"] += 1
         self._is_averaged = kind == _SYNC and self._handle is not None
 
@@ -526,6 +525,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
                         self.state[parameter][what] = self._zeros_like(parameter, dtype).copy_(value)
                 if self._handle is None and "preconditioner" in self.state[parameter]:
                     self._begin_round_alone(parameter)
+        self._memory.belongs_here()
         self._enter_phase()
 
     @torch.no_grad()

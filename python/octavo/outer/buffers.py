@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,32 +13,56 @@ from octavo.parameters import plain_name
 
 
 class FiniteBuffers:
-    """Remembers what a model's floating buffers were when they were last finite. Buffers are known by their names,
-    because models may put another tensor in the place of one."""
+    """Remembers what a model's floating buffers were when they were last finite. A buffer that was never finite, such
+    as a mask with -inf, is left alone. Buffers are known by their names, because models may put another tensor in the
+    place of one, of another size, or add some."""
 
     def __init__(self, model: nn.Module):
         self._model = model
-        self.values = {name: buffer.clone() for name, buffer in self._buffers()}
-
-    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
-        for name, buffer in self._model.named_buffers():
-            if buffer.is_floating_point() and buffer.numel():
-                yield plain_name(name), buffer
+        self.values: dict[str, Tensor] = {}
+        self.remember()
 
     @torch.no_grad()
     def restore(self) -> list[str]:
-        """Gives buffers that are not finite the values that are remembered, and returns their names."""
-        restored = []
-        for name, buffer in self._buffers():
-            last = self.values.get(name)
-            if last is not None and last.shape == buffer.shape and not is_finite(buffer):
-                buffer.copy_(last)
-                restored.append(name)
-        return restored
+        """Gives buffers that are not finite the values that are remembered. Returns their names."""
+        return self._go_through(remembers=False)
 
     @torch.no_grad()
     def remember(self) -> list[str]:
         """Remembers the buffers that are finite, and restores the others, whose names it returns."""
-        restored = self.restore()
-        self.values |= {name: buffer.clone() for name, buffer in self._buffers() if is_finite(buffer)}
+        return self._go_through(remembers=True)
+
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Takes back what ``values`` was. What is of another size than it is now stays as it is."""
+        for name, saved in values.items():
+            own = self.values.get(name)
+            if own is None or own.shape == saved.shape:
+                self.values[name] = saved.clone() if own is None else saved.to(own, copy=True)
+
+    def _go_through(self, remembers: bool) -> list[str]:
+        restored = []
+        for name, module, key in self._places():
+            buffer, last = module._buffers[key], self.values.get(name)
+            is_known = last is not None and last.shape == buffer.shape
+            if is_finite(buffer):
+                if remembers:
+                    self.values[name] = last.copy_(buffer) if is_known else buffer.clone()
+            elif is_known:
+                _write(module, key, last)
+                restored.append(name)
         return restored
+
+    def _places(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Yields the name of each floating buffer, its module, and its name there."""
+        for path, module in self._model.named_modules():
+            for key, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_floating_point() and buffer.numel():
+                    yield plain_name(f"{path}.{key}" if path else key), module, key
+
+
+def _write(module: nn.Module, key: str, values: Tensor) -> None:
+    """Gives a buffer these values, by another tensor where its own one cannot be written, as of inference mode."""
+    try:
+        module._buffers[key].copy_(values)
+    except RuntimeError:
+        module._buffers[key] = values.clone()

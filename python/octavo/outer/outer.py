@@ -266,7 +266,7 @@ class Outer(Optimizer):
             skipped = self._outer.after_step()
         self._warn_of_skipped(skipped, "step", "where its round began", stacklevel=4)
         if self._outer.steps % self.every == 0:
-            self._remember_buffers(stacklevel=5)
+            self._remember_buffers(stacklevel=4)
 
     def _watched(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
         def watched() -> Tensor:
@@ -447,9 +447,7 @@ class Outer(Optimizer):
         self._require_own("load_state_dict")
         is_own = isinstance(state_dict, Mapping)
         states, buffers = states_of(state_dict), self._saved_buffers()
-        by_rank = states_by_rank(
-            states, self._saved_options(), self._parameters, buffers, self._finite_buffers.values, self.inner
-        )
+        by_rank = states_by_rank(states, self._saved_options(), self._parameters, buffers, self.inner)
         if is_own:
             require_of_rank(state_dict, self._rank, self._size)
         size, first = int(states[0]["world_size"]), states[0]
@@ -477,8 +475,7 @@ class Outer(Optimizer):
         with torch.no_grad():
             for name, buffer in buffers.items():
                 buffer.copy_(like["buffers"][name])
-            for name, last in self._finite_buffers.values.items():
-                last.copy_(like["last_buffers"][name])
+            self._finite_buffers.load(like["last_buffers"])
 
     def _saved_parameters(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: own[f"parameter/{name}"] for name in self._parameters}

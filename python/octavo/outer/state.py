@@ -41,7 +41,6 @@ def states_by_rank(
     options: Mapping[str, Any],
     parameters: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
-    last_buffers: Mapping[str, Tensor],
     inner: Any,
 ) -> dict[int, Mapping[str, Any]]:
     """Returns the states (``states_of``), which some ranks of one world have saved, by rank.
@@ -49,7 +48,6 @@ def states_by_rank(
     - ``options``: what the states must have been saved with.
     - ``parameters``: the model's parameters, by name.
     - ``buffers``: the buffers of the model that are saved, by name.
-    - ``last_buffers``: the values to which buffers with a NaN return, by name.
     - ``inner``: the inner optimizer.
 
     Raises ValueError where a state does not fit.
@@ -82,20 +80,9 @@ def states_by_rank(
                 f"{_WHERE} the state is of another model: it has {found} {name}, not {tuple(buffer.shape)}"
             )
     for one in states:
-        kept, wanted = (
-            {name: tuple(last.shape) for name, last in of.items()} for of in (one["last_buffers"], last_buffers)
-        )
-        if kept != wanted:
-            raise ValueError(
-                f"{_WHERE} the state is of another model: its floating buffers have the shapes {kept}, not {wanted}"
-            )
         if "param_groups" in one["inner"]:
             require_same_kind(inner, one["inner"]["param_groups"], "outer.load_state_dict")
     return by_rank
-
-
-def _shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def _require_values(state: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:

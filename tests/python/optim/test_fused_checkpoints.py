@@ -42,8 +42,8 @@ def one_rank() -> Iterator[RankPool]:
 
 
 class Mixed(nn.Module):
-    """A model with rows of whole blocks, rows of odd sizes, a parameter of fewer rows than ranks, and odd numbers of
-    rows."""
+    """A model with rows of whole blocks, also of three dimensions, rows of odd sizes, a parameter of fewer rows than
+    ranks, and odd numbers of rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,10 +52,11 @@ class Mixed(nn.Module):
         self.narrow = nn.Linear(256, 101)
         self.wide = nn.Linear(101, 256)
         self.row = nn.Parameter(torch.randn(1, 256))
+        self.kernel, self.odd_kernel = nn.Parameter(torch.randn(8, 64, 4)), nn.Parameter(torch.randn(4, 256, 3))
         self.head = nn.Linear(256, 31)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
+        x = self.embedding(tokens) * (1 + self.kernel.square().mean() * self.odd_kernel.square().mean())
         return self.head(x + self.wide(torch.relu(self.narrow(x))) * self.row)
 
 
@@ -160,7 +161,7 @@ def test_other_numbers_of_ranks_go_on(one_rank, two_ranks, name, onto, tmp_path)
 
 def columns(rank: int, name: str, folder: str) -> bool:
     """States that are sharded along another dimension are saved as floats."""
-    cut = {"shard_placement_fn": lambda p: Shard(1) if p.ndim == 2 and p.shape[1] == 256 else Shard(0)}
+    cut = {"shard_placement_fn": lambda p: Shard(1) if p.ndim == 3 or p.shape[1:] == (256,) else Shard(0)}
     model, optimizer = sharded(name, torch.float32, **cut)
     train(model, optimizer, range(STOP))
     state = get_optimizer_state_dict(model, optimizer)

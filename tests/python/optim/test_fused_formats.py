@@ -285,6 +285,8 @@ def test_a_parameter_without_a_state_has_none_here():
     saved = saved_by_bitsandbytes(copy.deepcopy(ADAMW8BIT))
     saved["state"][0] = {}
     assert octavo.optim.from_bitsandbytes(saved)["state"][0] == {}
+    saved["state"] = {}  # of an optimizer that has made no step
+    assert octavo.optim.from_bitsandbytes(saved)["state"] == {}
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_finite_gradients_whose_norm_overflows_in_float32_are_clipped():
     weight, expected = (torch.nn.Parameter(torch.zeros(1 << 16)) for _ in range(2))
     own, twin = AdamW([weight], lr=0.1, eps=1.0), AdamW([expected], lr=0.1, eps=1.0)
     weight.grad = torch.full_like(weight, 1e18)  # the squares add up to 6.6e40
-    assert own.clip_grad_norm_(256.0).item() == pytest.approx(2.56e20)
+    assert own.clip_grad_norm_(torch.tensor([256.0])).item() == pytest.approx(2.56e20)
     own.step()
     expected.grad = torch.ones_like(expected)
     twin.step()

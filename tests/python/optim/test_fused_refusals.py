@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
@@ -178,6 +179,14 @@ def test_a_forked_process_does_not_go_on_in_the_files_of_its_parent(tmp_path: Pa
     assert in_child(after_load) == "stepped"
     torch.testing.assert_close(optimizer.state[parameter], before, rtol=0.0, atol=0.0)
     optimizer.step()
+
+    def after_a_load_without_room() -> None:
+        shutil.rmtree(tmp_path)
+        with pytest.raises((OSError, RuntimeError, ValueError)):
+            optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.step()
+
+    assert "page_dir belong to process" in in_child(after_a_load_without_room)
 
 
 def test_an_optimizer_whose_first_step_is_in_a_forked_process_goes_on_there(tmp_path: Path) -> None:

@@ -73,6 +73,36 @@ def test_a_parameter_that_was_frozen_stays_where_it_is():
         moving.grad = torch.randn(300)
         optimizer.step()
     assert torch.equal(frozen, before)
+    for _ in KINDS:  # gradients of zeros that were left there count as such
+        moving.grad, frozen.grad = torch.randn(300), torch.zeros(300)
+        optimizer.step()
+
+
+def frozen_on_ranks(rank: int) -> list[float]:
+    """Returns how far a parameter that was frozen has moved, after each of the syncs that follow."""
+    module = Given()
+    optimizer = build(module.parameters(), weight_decay=0.1)
+    model = DistributedDataParallel(module, find_unused_parameters=True)
+    octavo.compress(model, "dense", optimizer=optimizer, exempt=[])
+    moved = []
+    for step in range(6 * len(KINDS)):
+        if step == len(KINDS):
+            optimizer.synchronize()
+            module.weight.requires_grad_(False)
+            module.weight.grad = None
+            before = module.weight.clone()
+        optimizer.zero_grad()
+        model(*gradients_of(rank, step)).backward()
+        kind = optimizer.next_kind
+        optimizer.step()
+        if step >= len(KINDS) and kind == "sync":
+            moved.append((module.weight - before).abs().max().item())
+    return moved
+
+
+def test_a_parameter_that_was_frozen_moves_by_what_is_left_of_its_momentum_alone(two_ranks):
+    moved = two_ranks.run(frozen_on_ranks)[0]
+    assert len(moved) > 4 and moved[-1] - moved[-2] < 0.2 * (moved[1] - moved[0]) + 1e-6, moved
 
 
 def test_a_finite_gradient_whose_norm_overflows_is_a_gradient():
