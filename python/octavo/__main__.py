@@ -8,7 +8,7 @@ from importlib.metadata import requires
 
 from octavo.startup import quick_imports
 
-EXIT_FAILED = 1
+EXIT_FAILED, EXIT_STOPPED = 1, 130
 
 
 def main() -> None:
@@ -29,6 +29,9 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(EXIT_FAILED)
+    except KeyboardInterrupt:  # before a command has begun, which says itself what it had done
+        print("error: [cli] stopped by SIGINT: nothing was begun", file=sys.stderr)
+        sys.exit(EXIT_STOPPED)
 
 
 def _open_missing_streams() -> None:

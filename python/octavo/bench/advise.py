@@ -118,11 +118,11 @@ def fastest(report: Report) -> Row:
     """Returns the row of the fastest plan, or that of torch's own DDP or `dense` where no plan is much faster than
     these. Rounds of local steps are left out, because they need a run that is long enough; so are torch's hooks, which
     are not plans."""
-    plans = [row for row in report.rows if row.plan != ALONE and row.milliseconds is not None]
+    plans = [row for row in report.rows if row.plan != ALONE and row.times_faster_than_torch is not None]
     plans = [row for row in plans if not split_rounds(row.plan)[0] and row.plan not in torch_hooks.HOOKS]
-    best = min(plans, key=lambda row: row.milliseconds)
-    plain = min((row for row in plans if row.plan in (TORCH, "dense")), key=lambda row: row.milliseconds)
-    return plain if plain.milliseconds <= WORTH_IT * best.milliseconds else best
+    best = max(plans, key=lambda row: row.times_faster_than_torch)
+    plain = max((row for row in plans if row.plan in (TORCH, "dense")), key=lambda row: row.times_faster_than_torch)
+    return plain if WORTH_IT * plain.times_faster_than_torch >= best.times_faster_than_torch else best
 
 
 def sentences(report: Report) -> list[str]:
@@ -134,8 +134,8 @@ def sentences(report: Report) -> list[str]:
     if best.plan in (TORCH, "dense"):
         said = f"dense is the fastest on {link}: no plan is {100 * (WORTH_IT - 1):.0f} % faster. Do not compress here."
     else:
-        times = by_name[TORCH].milliseconds / best.milliseconds
-        said = f"{best.plan} is the fastest on {link}: {times:.2f} times as fast as torch's DistributedDataParallel."
+        times = f"{best.times_faster_than_torch:.2f} times as fast as torch's DistributedDataParallel"
+        said = f"{best.plan} is the fastest on {link}: {times}."
     hidden = (
         f"A step of {best.rows:,} tokens per rank takes {best.milliseconds:.1f} ms with it, {alone:.1f} ms without any "
         f"communication. The more tokens, the less there is to gain: --rows takes those of your step."
@@ -148,7 +148,7 @@ def _rounds_sentences(report: Report, best: Row) -> list[str]:
     said = []
     for row in report.rows:
         rounds, plan = split_rounds(row.plan)
-        if rounds and WORTH_IT * row.milliseconds < best.milliseconds:
+        if rounds and row.times_faster_than_torch > WORTH_IT * best.times_faster_than_torch:
             said.append(
                 f"With local steps, exchanged every {rounds.every} steps by {plan} (octavo.Outer), a step takes "
                 f"{row.milliseconds:.1f} ms on average: worth it in runs of {FEWEST_ROUNDS * rounds.every:,} steps "

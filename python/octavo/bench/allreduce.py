@@ -45,6 +45,9 @@ def check(plans: Sequence[str], links: Sequence[str | None]) -> None:
     """Raises ValueError for what cannot be measured."""
     check_links(links)
     for plan in plans:
+        if plan.startswith(("outer:", "zero")):
+            other = "zero" if plan.startswith("zero") else "ddp"
+            raise ValueError(f"[bench.allreduce] {plan} is measured by another command: octavo bench {other} {plan}")
         if ";" in plan:
             raise ValueError(f"[bench.allreduce] one tensor has no rules by name: give one plan, not {plan}")
         if octavo.Plan(plan).error_feedback:

@@ -155,7 +155,7 @@ def require_known(name: str) -> None:
     if name not in TORCHS and ZeroName.parse(name) is None:
         raise ValueError(
             f"[bench.zero] expected {', '.join(TORCHS)} or zeroSTAGE[-compiled][:CODEC][/PLAN], such as zero3 or "
-            f"zero3-compiled:int8/int4+ef, got '{name}'"
+            f"zero3-compiled:int8/int4+ef, got '{name}'; `octavo bench ddp` measures plans of replicas"
         )
 
 

@@ -48,6 +48,8 @@ def parse_compare(text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
     plans = tuple(part.strip() for part in text.split(","))
+    if any(plan.startswith("zero") for plan in plans):
+        refuse(f"--compare is of plans, with ZeRO for all of them or for none: give --zero a stage, not '{text}'")
     if not all(plans) or len(set(plans)) != len(plans):
         refuse(
             f"--compare must be different plans separated by commas, such as dense,sign+ef,outer:20/sign+ef, "

@@ -40,6 +40,8 @@ def test_the_command_measures_its_job(tmp_path):
         ("auto", "auto works by what it remembers: give another plan"),
         ("lsh:int4", "lsh:int4 works by what it remembers: give another plan"),
         ("int4;x=dense", "one tensor has no rules by name"),
+        ("zero1", "octavo bench zero zero1"),
+        ("outer:20/int4", "octavo bench ddp outer:20/int4"),
         ("--link=2gbit", "--link is one of"),
     ],
 )

@@ -166,6 +166,7 @@ def test_the_innermost_cause_is_named():
         ("--link 2gbit", "--link is one of 10mbit, 100mbit, 1gbit, 10gbit, not '2gbit'"),
         ("--link 1gbit", "only root can make network namespaces"),
         ("torch-int9", "torch-int9"),
+        ("zero3:int8/int4+ef", "octavo bench zero zero3:int8/int4+ef"),
     ],
 )
 def test_what_makes_no_sense_is_refused(monkeypatch, arguments, words):

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import octavo
 import octavo.info
 from octavo import cli
+from octavo.__main__ import main
 from octavo.train.cli import train
 from octavo.train.config import TrainConfig
 
@@ -231,3 +232,14 @@ def test_a_link_that_has_no_effect_is_said_to(octavo_cli, tmp_path):
     )
     assert code == 0 and "many-tasks" in planned and "alpaca" not in planned
     assert "--link has no effect" in said
+
+
+def test_a_stop_before_a_command_has_begun_is_one_sentence(monkeypatch, capsys):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("octavo.__main__.quick_imports", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "error: [cli] stopped by SIGINT: nothing was begun\n"

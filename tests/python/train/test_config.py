@@ -174,7 +174,7 @@ def test_a_leg_of_a_comparison_lives_in_a_folder_of_its_own():
 def test_compare_wants_different_plans():
     assert parse_compare(None) == ()
     assert parse_compare("dense, sign+ef") == ("dense", "sign+ef")
-    for text in ("", "dense,", "dense,dense"):
+    for text in ("", "dense,", "dense,dense", "dense,zero3"):
         with pytest.raises(ValueError, match="--compare"):
             parse_compare(text)
 
