@@ -119,18 +119,18 @@ class ZeroExecutorsTest : public testing::Test {};
 using Stages = testing::Types<dc::Z1CustomOpExecutor, dc::Z2CustomOpExecutor>;
 TYPED_TEST_SUITE(ZeroExecutorsTest, Stages);
 
-TYPED_TEST(ZeroExecutors, NeedARegistryAndBuckets) {
+TYPED_TEST(ZeroExecutorsTest, NeedARegistryAndBuckets) {
   const auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 1);
   const c10::Stream stream(c10::Stream::DEFAULT, c10::DeviceType::CPU);
   const auto registry = std::make_shared<dc::DSParamRegistry>();
   const auto make = [&](const std::shared_ptr<dc::DSParamRegistry>& of) {
-    dc::Z1CustomOpExecutor(group, of, nullptr, {}, stream, stream, nullptr);
+    TypeParam(group, of, nullptr, {}, stream, stream, nullptr);
   };
   EXPECT_NE(refusal_of([&] { make(nullptr); }).find("expected a registry of parameters, got none"), std::string::npos);
   EXPECT_NE(refusal_of([&] { make(registry); }).find("expected buckets of gradients, got none"), std::string::npos);
 }
 
-TEST(ZeroExecutorsTest, EveryRankGetsTheAveragesOfItsPart) {
+TYPED_TEST(ZeroExecutorsTest, EveryRankGetsTheAveragesOfItsPart) {
   for (const bool is_double : {true, false}) {
     for (int world = 1; world <= 4; ++world) {
       for (const int batches : {1, 4}) {

@@ -193,7 +193,7 @@ def test_generators_and_their_states() -> None:
     copies = copy.deepcopy(own), pickle.loads(pickle.dumps(own))
     drawn = [torch.rand(3, device="sycl", generator=generator).tolist() for generator in (own, *copies)]
     assert drawn[0] == drawn[1] == drawn[2]
-    with pytest.raises(RuntimeError, match=r"\[sycl\.Generator\] expected an offset of 0, got 4"):
+    with pytest.raises(RuntimeError, match=r"\[device\.sycl\] expected an offset of 0, got 4"):
         own.set_offset(4)
     with pytest.raises(RuntimeError, match="expected a generator of sycl:0, got one of cpu"):
         torch.rand(3, device="sycl", generator=torch.Generator())
