@@ -7,11 +7,11 @@ foreach(file IN LISTS FILES)
   string(APPEND files "    {\"${file}\", R\"__octavo__(${text})__octavo__\"},\n")
 endforeach()
 file(WRITE "${OUT}" "// Written by the build.
-#include \"octavo/kernels/sycl/program.h\"
+#include \"octavo/kernels/lanes/backend.h\"
 
-namespace octavo::sycl_backend {
+namespace octavo::lanes {
 
 const std::vector<SourceFile> embedded_files = {
 ${files}};
-}  // namespace octavo::sycl_backend
+}  // namespace octavo::lanes
 ")

@@ -22,8 +22,10 @@ constexpr const char* kWhere = "kernels.managed";
 thread_local std::string last_error;
 
 const KernelTable& default_table() {
-  const bool has_sycl = backend_status("sycl").available && backend("sycl").managed != nullptr;
-  return backend(has_sycl ? "sycl" : "cpu");
+  for (const char* name : {"sycl", "cuda"}) {
+    if (backend_status(name).available && backend(name).managed != nullptr) return backend(name);
+  }
+  return backend("cpu");
 }
 
 /// The default device, a queue of its own, and what was allocated on the device. It exists as long as the process.

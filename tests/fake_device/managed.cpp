@@ -10,6 +10,7 @@
 
 #include "octavo/export.h"
 #include "octavo/kernels/error.h"
+#include "tests/fake_device/memory.h"
 #include "tests/fake_device/queue.h"
 
 namespace octavo::fake {

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "octavo/kernels/error.h"
+#include "tests/fake_device/setting.h"
 
 namespace octavo::fake {
 
@@ -123,11 +124,6 @@ std::shared_ptr<const Allocation> Memory::used_by(int device, const void* addres
          found->device());
   }
   return found;
-}
-
-std::uint64_t setting(const char* variable, std::uint64_t otherwise) {
-  const char* text = std::getenv(variable);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
 std::uint64_t budget_bytes() {

@@ -74,8 +74,6 @@ class Memory {
   std::map<int, std::uint64_t> used_bytes_;                       // by device
 };
 
-/// Returns the number in an environment variable, or `otherwise` where the variable is not set.
-std::uint64_t setting(const char* variable, std::uint64_t otherwise);
 std::uint64_t budget_bytes();  // of each device: OCTAVO_FAKE_MEMORY_BYTES, or 2 GiB
 
 }  // namespace octavo::fake

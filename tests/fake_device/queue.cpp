@@ -27,7 +27,7 @@ Clock::time_point Mark::time() const {
   return time_.value();
 }
 
-CommandQueue::CommandQueue() {
+CommandQueue::CommandQueue(std::chrono::microseconds delay) : delay_(delay) {
   std::thread([this] { run(); }).detach();
 }
 
@@ -48,7 +48,6 @@ void CommandQueue::wait() const {
 }
 
 void CommandQueue::run() {
-  static const std::chrono::microseconds delay(setting("OCTAVO_FAKE_DELAY_US", 500));
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return !commands_.empty(); });
@@ -56,7 +55,7 @@ void CommandQueue::run() {
     lock.unlock();
     if (command.waits_for) command.waits_for->wait();
     if (command.run) {
-      std::this_thread::sleep_for(delay);
+      std::this_thread::sleep_for(delay_);
       command.run();
     }
     lock.lock();

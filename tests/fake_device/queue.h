@@ -10,9 +10,9 @@
 #include <optional>
 #include <vector>
 
-#include "tests/fake_device/memory.h"
-
 namespace octavo::fake {
+
+class Allocation;
 
 using Clock = std::chrono::steady_clock;
 
@@ -38,11 +38,11 @@ struct Command {
   std::shared_ptr<Mark> reaches = {};
 };
 
-/// A thread that runs commands in order, each of them OCTAVO_FAKE_DELAY_US (500) microseconds after it could have run.
-/// A caller that does not wait for a command therefore finds that it has not run. Thread-safe; never destroyed.
+/// A thread that runs commands in order, each of them `delay` after it could have run. A caller that does not wait for
+/// a command therefore finds that it has not run. Thread-safe; never destroyed.
 class CommandQueue {
  public:
-  CommandQueue();
+  explicit CommandQueue(std::chrono::microseconds delay);
   void push(Command command);
   bool is_idle() const;
   void wait() const;
@@ -50,6 +50,7 @@ class CommandQueue {
  private:
   void run();
 
+  const std::chrono::microseconds delay_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   std::deque<Command> commands_;  // the first is being run

@@ -8,7 +8,9 @@
 
 #include "octavo/kernels/backend.h"
 #include "octavo/kernels/error.h"
+#include "tests/fake_device/memory.h"
 #include "tests/fake_device/queue.h"
+#include "tests/fake_device/setting.h"
 
 namespace octavo::fake {
 
@@ -235,7 +237,8 @@ const DeviceRuntime runtime = {
     .free = [](int device, void* memory) { Memory::all().free(checked(device), memory); },
     .create_queue = [](int device, bool) -> Queue {
       checked(device);
-      return {new CommandQueue, device};
+      static const std::chrono::microseconds delay(setting("OCTAVO_FAKE_DELAY_US", 500));
+      return {new CommandQueue(delay), device};
     },
     .host_queue = []() -> Queue {
       fail(ErrorCode::unsupported, kWhere, "no fake device reads ordinary memory of the host");

@@ -54,10 +54,15 @@ struct Source {
 Executable compile(const sycl::queue& queue, const Source& source) {
   const sycl::device device = queue.get_device();
   ext::include_files headers;
-  for (const SourceFile& file : embedded_files) headers.add(file.name, file.text);
+  for (const lanes::SourceFile& file : lanes::embedded_files) headers.add(file.name, file.text);
   // No contraction, because the order of floating-point operations is part of a rule.
-  std::vector<std::string> options = {"-O3", "-I.", "-ffp-contract=off", "-fno-sycl-id-queries-fit-in-int",
-                                      "-DOCTAVO_LANES=" + std::to_string(lanes(queue))};
+  const lanes::Widths widths = widths_of(queue);
+  std::vector<std::string> options = {"-O3",
+                                      "-I.",
+                                      "-ffp-contract=off",
+                                      "-fno-sycl-id-queries-fit-in-int",
+                                      "-DOCTAVO_LANES=" + std::to_string(widths.lanes),
+                                      "-DOCTAVO_SPAN=" + std::to_string(widths.span)};
   std::istringstream own(source.options);
   for (std::string option; own >> option;) options.push_back(option);
   std::string log;
@@ -85,10 +90,10 @@ Executable compile_for_cache(const sycl::queue& queue, const Source& source) {
 
 /// Compiles one of Octavo's own kernels. They also run on devices without fp64, such as Intel Arc, so a `double` in
 /// them does not compile anywhere.
-Executable compile_own(const sycl::queue& queue, const KernelName& name) {
-  const std::string file = std::string("octavo/kernels/sycl/") + name.program + ".sycl";
+Executable compile_own(const sycl::queue& queue, const lanes::KernelName& name) {
+  const std::string file = lanes::file_of(name);
   const std::string text =
-      "#include \"octavo/kernels/sycl/device.h\"\n#pragma GCC poison double\n#include \"" + file + "\"\n";
+      "#include \"octavo/kernels/lanes/lanes.h\"\n#pragma GCC poison double\n#include \"" + file + "\"\n";
   return compile_for_cache(queue, {text, name.options, file, ErrorCode::internal});
 }
 
@@ -115,7 +120,7 @@ struct Slot {
 
 }  // namespace
 
-sycl::kernel kernel(const sycl::queue& queue, const KernelName& name) {
+sycl::kernel kernel(const sycl::queue& queue, const lanes::KernelName& name) {
   static auto* slots = new std::unordered_map<Key, Slot, KeyHash>;  // SYCL's statics may be destroyed before ours
   static std::mutex mutex;
   Slot& slot = [&]() -> Slot& {
@@ -142,15 +147,16 @@ sycl::kernel compile_kernel(const sycl::queue& queue, const std::string& source,
   return kernels.ext_oneapi_get_kernel(function);
 }
 
-std::uint64_t lanes(const sycl::queue& queue) {
+lanes::Widths widths_of(const sycl::queue& queue) {
   constexpr std::size_t kPreferred = 16;
-  const auto sizes = queue.get_device().get_info<sycl::info::device::sub_group_sizes>();
+  const sycl::device device = queue.get_device();
+  const auto sizes = device.get_info<sycl::info::device::sub_group_sizes>();
   const bool has_preferred = std::find(sizes.begin(), sizes.end(), kPreferred) != sizes.end();
-  return has_preferred ? kPreferred : *std::max_element(sizes.begin(), sizes.end());
-}
-
-std::uint64_t largest_group(const sycl::queue& queue) {
-  return std::min<std::uint64_t>(4096, queue.get_device().get_info<sycl::info::device::max_work_group_size>());
+  return {
+      .lanes = has_preferred ? kPreferred : *std::max_element(sizes.begin(), sizes.end()),
+      .span = 8192,
+      .largest_group = std::min<std::uint64_t>(4096, device.get_info<sycl::info::device::max_work_group_size>()),
+  };
 }
 
 }  // namespace octavo::sycl_backend

@@ -7,9 +7,12 @@
 
 #include "octavo/export.h"
 #include "octavo/kernels/backend.h"
+#include "octavo/kernels/lanes/table.h"
 #include "octavo/kernels/sycl/devices.h"
 
 namespace octavo::sycl_backend {
+
+using namespace lanes;  // the kernels' names
 
 constinit const KernelTable table = {
     .name = "sycl",

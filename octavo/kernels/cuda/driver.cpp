@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/kernels/cuda/driver.h"
+
+#include <algorithm>
+#include <dlfcn.h>
+
+namespace octavo::cuda_backend {
+
+namespace {
+
+constexpr const char* kWhere = "kernels.cuda";
+constexpr const char* kDriverFile = "libcuda.so.1";
+
+/// Returns a symbol of a library. Throws Error unsupported where it has none of this name.
+void* symbol_of(void* library, const char* file, const char* name) {
+  void* const symbol = dlsym(library, name);
+  if (symbol == nullptr) {
+    fail(ErrorCode::unsupported, kWhere, file, " has no ", name, ": expected the driver and NVRTC of CUDA 12 or later");
+  }
+  return symbol;
+}
+
+template <class... Parameters>
+void find(Function<int(Parameters...)>& function, void* library, const char* file) {
+  function.address = reinterpret_cast<int (*)(Parameters...)>(symbol_of(library, file, function.name));
+}
+
+void* driver_library() {
+  static void* const library = dlopen(kDriverFile, RTLD_NOW | RTLD_LOCAL);
+  return library;
+}
+
+Driver open_driver() {
+  void* const library = driver_library();
+  if (library == nullptr) {
+    fail(ErrorCode::unsupported, kWhere, "NVIDIA's driver is not installed: ", kDriverFile, " cannot be loaded");
+  }
+  Driver all;
+#define OCTAVO_FIND(name, ...) find(all.name, library, kDriverFile);
+  OCTAVO_CUDA_DRIVER(OCTAVO_FIND)
+#undef OCTAVO_FIND
+  if (const int result = all.cuInit.result(0); result != kSuccess) {
+    fail(ErrorCode::unsupported, kWhere, "NVIDIA's driver has no device for this process: ", words_of_driver(result));
+  }
+  return all;
+}
+
+Nvrtc open_nvrtc() {
+  int version = 0;
+  driver().cuDriverGetVersion(&version);  // 12040 is 12.4
+  std::string tried;
+  for (int major = std::min(version / 1000, 13); major >= 12; --major) {
+    const std::string file = "libnvrtc.so." + std::to_string(major);
+    void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      tried += (tried.empty() ? "" : ", ") + file;
+      continue;
+    }
+    Nvrtc all;
+#define OCTAVO_FIND(name, ...) find(all.name, library, file.c_str());
+    OCTAVO_NVRTC(OCTAVO_FIND)
+#undef OCTAVO_FIND
+    return all;
+  }
+  fail(ErrorCode::unsupported, kWhere, "CUDA's run-time compiler is not installed (", tried.empty() ? "none" : tried,
+       " for a driver of CUDA ", version / 1000, '.', version % 1000 / 10,
+       "): install nvidia-cuda-nvrtc, which torch's ", "CUDA wheels bring");
+}
+
+}  // namespace
+
+std::string words_of_driver(int result) {
+  using Words = int (*)(int, const char**);
+  const auto text = [&](const char* function) -> std::string {
+    const char* words = nullptr;
+    const auto get = reinterpret_cast<Words>(dlsym(driver_library(), function));
+    return get != nullptr && get(result, &words) == kSuccess && words != nullptr ? words : "unknown";
+  };
+  return text("cuGetErrorName") + " (" + text("cuGetErrorString") + ")";
+}
+
+std::string words_of_nvrtc(int result) { return "NVRTC's error " + std::to_string(result); }
+
+const Driver& driver() {
+  static const Driver opened = open_driver();
+  return opened;
+}
+
+const Nvrtc& nvrtc() {
+  static const Nvrtc opened = open_nvrtc();
+  return opened;
+}
+
+}  // namespace octavo::cuda_backend

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <exception>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <tuple>
+
+#include "octavo/kernels/cuda/compile.h"
+#include "octavo/kernels/cuda/devices.h"
+#include "octavo/kernels/lanes/backend.h"
+
+namespace octavo::cuda_backend {
+
+namespace {
+
+/// A program on a device.
+class Program {
+ public:
+  /// Compiles and loads it; the device's context must be current.
+  Program(const lanes::KernelName& name, int architecture) {
+    driver().cuModuleLoadData(&module_, compile(name, architecture).data());
+  }
+
+  CUfunction kernel(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    CUfunction& found = found_[name];
+    if (found == nullptr) driver().cuModuleGetFunction(&found, module_, name.c_str());
+    return found;
+  }
+
+ private:
+  CUmodule module_ = nullptr;
+  std::mutex mutex_;
+  std::map<std::string, CUfunction> found_;
+};
+
+struct Slot {
+  std::once_flag once;
+  std::optional<Program> program;
+  std::exception_ptr failure;
+};
+
+/// Returns a program, loaded at its first use; the device's context must be current. Where it does not compile, every
+/// call throws the same error.
+Program& program(const lanes::KernelName& name, int device) {
+  using Key = std::tuple<std::string, std::string, int>;
+  static auto* const slots = new std::map<Key, Slot>;  // programs exist as long as the process
+  static std::mutex mutex;
+  Slot& slot = [&]() -> Slot& {
+    const std::lock_guard lock(mutex);
+    return (*slots)[{name.program, name.options, device}];
+  }();
+  std::call_once(slot.once, [&] {
+    try {
+      slot.program.emplace(name, device_at(device).architecture);
+    } catch (...) {
+      slot.failure = std::current_exception();
+    }
+  });
+  if (slot.failure) std::rethrow_exception(slot.failure);
+  return *slot.program;
+}
+
+void require_ordinary_memory(int device) {
+  if (device_at(device).reads_ordinary_memory) return;
+  fail(ErrorCode::unsupported, "kernels.cuda", device_at(device).name,
+       " does not read ordinary memory of the host: move the tensors to the device");
+}
+
+}  // namespace
+
+}  // namespace octavo::cuda_backend
+
+namespace octavo::lanes {
+
+Widths widths_of(Queue) { return cuda_backend::kWidths; }
+
+void enqueue(Queue queue, const KernelName& name, Grid grid, std::span<const KernelArgument> arguments) {
+  using namespace cuda_backend;
+  constexpr std::uint64_t kMostGroups = std::numeric_limits<std::int32_t>::max();
+  if (grid.groups > kMostGroups) {
+    fail(ErrorCode::unsupported, "kernels.cuda", "expected at most ", kMostGroups, " groups of ", name.function,
+         ", got ", grid.groups, ": take smaller tensors");
+  }
+  const int device = device_of(queue);
+  if (queue.device == kHost) require_ordinary_memory(device);
+  const CurrentContext current(device);
+  const CUfunction kernel = program(name, device).kernel(name.function);
+  std::vector<void*> values;
+  for (const KernelArgument& argument : arguments) values.push_back(const_cast<void*>(argument.value));
+  driver().cuLaunchKernel(kernel, static_cast<unsigned>(grid.groups), 1, 1, static_cast<unsigned>(grid.group_size), 1,
+                          1,
+                          /*shared_bytes=*/0, stream_of(queue), values.data(), /*extra=*/nullptr);
+  if (queue.is_calling_thread()) driver().cuStreamSynchronize(stream_of(queue));
+}
+
+}  // namespace octavo::lanes

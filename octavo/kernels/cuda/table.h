@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "octavo/kernels/table.h"
+
+/// The CUDA back end, which runs the kernels of kernels/lanes. compile.cpp compiles them for the device at hand,
+/// launch.cpp loads and enqueues them, by the driver's functions that driver.h lists.
+namespace octavo::cuda_backend {
+
+extern const DeviceRuntime runtime;
+extern const ManagedMemory managed;
+extern const KernelTable table;
+
+}  // namespace octavo::cuda_backend

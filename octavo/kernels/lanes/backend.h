@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "octavo/kernels/runtime.h"
+
+/// What the kernels of this folder are to a back end whose device runs items in groups, SYCL or CUDA. NAME.kernel is
+/// device source, which the back end compiles at run time for the device at hand. launch_*.cpp and block_codec.cpp
+/// enqueue it, in the object files that each such back end links.
+namespace octavo::lanes {
+
+/// A file of device source, as the build embeds it.
+struct SourceFile {
+  const char* name;  // the name by which it is included
+  const char* text;
+};
+extern const std::vector<SourceFile> embedded_files;
+
+struct KernelName {
+  const char* program;  // the basename of its source: "adamw" is octavo/kernels/lanes/adamw.kernel
+  std::string function;
+  /// Options of the compiler, separated by spaces. The same source with other definitions is another program.
+  std::string options = {};
+};
+
+/// Returns the embedded file of a program, by the name under which it is included.
+inline std::string file_of(const KernelName& name) {
+  return std::string("octavo/kernels/lanes/") + name.program + ".kernel";
+}
+
+/// How a device shares out work.
+struct Widths {
+  std::uint64_t lanes;          // items of a group that run together: a sub-group of SYCL, a warp of CUDA
+  std::uint64_t span;           // elements that a group takes at least, so that it is worth starting
+  std::uint64_t largest_group;  // items of a group in which each item takes one element
+};
+
+struct Grid {
+  std::uint64_t groups, group_size;
+};
+
+// The back end implements these two. `queue` may be the calling thread.
+
+Widths widths_of(Queue queue);
+
+/// Compiles a kernel at its first use, with OCTAVO_LANES, OCTAVO_SPAN and the name's own options defined, and enqueues
+/// it. On the calling thread it returns when the kernel has run. Thread-safe. Throws Error internal where the program
+/// does not compile or the driver refuses it.
+void enqueue(Queue queue, const KernelName& name, Grid grid, std::span<const KernelArgument> arguments);
+
+}  // namespace octavo::lanes
