@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "octavo/export.h"
-#include "tests/cuda_emulator/abi.h"
-#include "tests/cuda_emulator/block.h"
-#include "tests/cuda_emulator/device.h"
+#include "tests/cuda/emulator/abi.h"
+#include "tests/cuda/emulator/block.h"
+#include "tests/cuda/emulator/device.h"
 
 /// libcuda.so.1 for machines without a GPU: the functions of the driver that Octavo's CUDA back end calls. It refuses
 /// what a driver refuses: calls before cuInit or without a current context, streams, events and kernels of another

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "octavo/kernels/cuda/driver.h"
-#include "tests/cuda_emulator/abi.h"
+#include "tests/cuda/emulator/abi.h"
 
 /// What the emulator must show of a driver, so that tests of the CUDA back end can fail.
 namespace octavo::cuda_backend {

@@ -99,7 +99,7 @@ Result compile(_nvrtcProgram& program, const std::vector<std::string>& options) 
   }
   const Folder folder;
   for (const auto& [name, text] : program.headers) write(folder / name, text);
-  write(folder / "source.cpp", "#include \"tests/cuda_emulator/device_code.h\"\n" + program.source);
+  write(folder / "source.cpp", "#include \"tests/cuda/emulator/device_code.h\"\n" + program.source);
   const std::string preprocess = "-E -nostdinc -nostdinc++ -D__global__=OCTAVO_EMULATED_GLOBAL -I. -I'" SOURCE_FOLDER
                                  "'" +
                                  definitions + " source.cpp -o preprocessed.cpp";

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "tests/cuda_emulator/abi.h"
+#include "tests/cuda/emulator/abi.h"
 #include "tests/fake_device/queue.h"
 #include "tests/fake_device/setting.h"
 

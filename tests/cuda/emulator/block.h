@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "tests/cuda_emulator/lanes.h"
+#include "tests/cuda/emulator/lanes.h"
 
 namespace octavo::cuda_emulator {
 

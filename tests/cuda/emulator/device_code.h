@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "tests/cuda_emulator/lanes.h"
+#include "tests/cuda/emulator/lanes.h"
 
 /// CUDA's language, as much of it as Octavo's device code uses, in GCC's C++. nvrtc.cpp puts this file before every
 /// source. There is no standard library but what the user of NVRTC passes.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/cuda_emulator/block.h"
+#include "tests/cuda/emulator/block.h"
 
 #include <algorithm>
 #include <array>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/cuda_emulator/device.h"
+#include "tests/cuda/emulator/device.h"
 
 #include <cstring>
 #include <new>
