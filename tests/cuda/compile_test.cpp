@@ -16,8 +16,7 @@
 #include "octavo/rules/block_codecs.h"
 #include "tests/cpp/refusal.h"
 
-/// Compiles device source by NVRTC itself, which needs no GPU. The driver is the emulator's: it only says that its
-/// version is that of CUDA 13.
+/// Compiles device source by NVRTC itself, which needs neither a GPU nor a driver.
 namespace octavo::cuda_backend {
 namespace {
 
@@ -97,7 +96,7 @@ TEST_F(CompileTest, AnArchitectureBeforeAllThatNvrtcKnowsIsRefused) {
 }
 
 TEST_F(CompileTest, SourceThatDoesNotCompileIsNamedWithItsFirstError) {
-  const lanes::KernelName broken = {"residual", "", "-Drandom_bits=nothing"};
+  const lanes::KernelName broken = {"residual", "", "-Dfloat=nothing"};
   const std::string sentence = refusal_of([&] { compile(broken, 90); }, ErrorCode::internal);
   EXPECT_NE(sentence.find("octavo/kernels/lanes/residual.kernel does not compile for compute capability 90: "),
             std::string::npos)

@@ -45,26 +45,33 @@ Driver open_driver() {
   return all;
 }
 
-Nvrtc open_nvrtc() {
+/// Returns CUDA's newest major version that the driver runs; that of this file where there is no driver.
+int newest_major() {
+  constexpr int kNewest = 13;
+  if (driver_library() == nullptr) return kNewest;
+  Function<int(int*)> get_version{"cuDriverGetVersion", words_of_driver};
+  find(get_version, driver_library(), kDriverFile);
   int version = 0;
-  driver().cuDriverGetVersion(&version);  // 12040 is 12.4
-  std::string tried;
-  for (int major = std::min(version / 1000, 13); major >= 12; --major) {
+  get_version(&version);  // 12040 is 12.4
+  return std::min(version / 1000, kNewest);
+}
+
+Nvrtc open_nvrtc() {
+  const int newest = newest_major();
+  for (int major = newest; major >= 12; --major) {
     const std::string file = "libnvrtc.so." + std::to_string(major);
     void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) {
-      tried += (tried.empty() ? "" : ", ") + file;
-      continue;
-    }
+    if (library == nullptr) continue;
     Nvrtc all;
 #define OCTAVO_FIND(name, ...) find(all.name, library, file.c_str());
     OCTAVO_NVRTC(OCTAVO_FIND)
 #undef OCTAVO_FIND
     return all;
   }
-  fail(ErrorCode::unsupported, kWhere, "CUDA's run-time compiler is not installed (", tried.empty() ? "none" : tried,
-       " for a driver of CUDA ", version / 1000, '.', version % 1000 / 10,
-       "): install nvidia-cuda-nvrtc, which torch's ", "CUDA wheels bring");
+  fail(
+      ErrorCode::unsupported, kWhere, "CUDA's run-time compiler is not installed: libnvrtc.so.", newest,
+      " or one of an older CUDA from 12 on cannot be loaded; the package nvidia-cuda-nvrtc, which torch's CUDA wheels ",
+      "bring, has it");
 }
 
 }  // namespace

@@ -116,8 +116,8 @@ struct Nvrtc {
 /// Returns the driver, initialized (cuInit). Thread-safe. Throws Error unsupported where it is missing, or where it
 /// finds no device.
 const Driver& driver();
-/// Returns the compiler of CUDA 13, or of 12 where the driver is not newer. Thread-safe. Throws Error unsupported where
-/// it is missing.
+/// Returns the compiler of CUDA 13, or of 12 where the driver is not newer. It needs no driver. Thread-safe. Throws
+/// Error unsupported where it is missing.
 const Nvrtc& nvrtc();
 
 }  // namespace octavo::cuda_backend

@@ -5,10 +5,12 @@
 #include <cstdlib>
 #include <dlfcn.h>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "octavo/kernels/cuda/driver.h"
+#include "octavo/kernels/cuda/standard_headers.h"
 #include "tests/cuda/emulator/abi.h"
 
 /// What the emulator must show of a driver, so that tests of the CUDA back end can fail.
@@ -45,10 +47,9 @@ class EmulatorTest : public testing::Test {
 
   /// Compiles a source for the current context's device and returns its kernel `f`.
   CUfunction kernel(const std::string& source) {
-    nvrtcProgram program = nullptr;
-    nvrtc_.nvrtcCreateProgram.result(&program, source.c_str(), "test.cu", 0, nullptr, nullptr);
+    nvrtcProgram program = created(source);
     const char* option = "--gpu-architecture=sm_90";
-    EXPECT_EQ(nvrtc_.nvrtcCompileProgram.result(program, 1, &option), 0) << log_of(program);
+    if (nvrtc_.nvrtcCompileProgram.result(program, 1, &option) != 0) throw std::runtime_error(log_of(program));
     std::size_t bytes = 0;
     nvrtc_.nvrtcGetCUBINSize.result(program, &bytes);
     std::string image(bytes, '\0');
@@ -60,6 +61,18 @@ class EmulatorTest : public testing::Test {
     EXPECT_EQ(cuda_.cuModuleGetFunction.result(&found, module, "f"), CUDA_SUCCESS);
     EXPECT_EQ(cuda_.cuModuleGetFunction.result(&found, module, "g"), CUDA_ERROR_NOT_FOUND);
     return found;
+  }
+
+  nvrtcProgram created(const std::string& source) {
+    std::vector<const char*> names, texts;
+    for (const lanes::SourceFile& file : kStandardHeaders) {
+      names.push_back(file.name);
+      texts.push_back(file.text);
+    }
+    nvrtcProgram program = nullptr;
+    nvrtc_.nvrtcCreateProgram.result(&program, source.c_str(), "test.cu", static_cast<int>(names.size()), texts.data(),
+                                     names.data());
+    return program;
   }
 
   std::string log_of(nvrtcProgram program) {
@@ -199,8 +212,7 @@ TEST_F(EmulatorTest, ADeviceHasSoMuchMemory) {
 }
 
 TEST_F(EmulatorTest, WhatTheCompilerRefusesIsInTheLog) {
-  nvrtcProgram program = nullptr;
-  nvrtc_.nvrtcCreateProgram.result(&program, "nonsense", "test.cu", 0, nullptr, nullptr);
+  nvrtcProgram program = created("nonsense");
   const char* option = "--gpu-architecture=sm_90";
   EXPECT_EQ(nvrtc_.nvrtcCompileProgram.result(program, 1, &option), kCompilation);
   EXPECT_NE(log_of(program).find("error: "), std::string::npos) << log_of(program);

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests of the device `sycl`, run in a process of their own on another back end that takes SYCL's place."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from patience import PATIENCE
+
+from octavo import _C
+
+ROOT = Path(__file__).parents[3]
+LIBRARIES = Path(_C.__file__).parent / "lib"
+
+
+def build(library: Path, sources: list[Path], *options: str) -> None:
+    """Compiles a shared library of the tests."""
+    flags = ["-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-pthread", f"-I{ROOT}"]
+    command = [os.environ.get("CXX", "c++"), *flags, *sources, *options, "-o", library]
+    subprocess.run(command, check=True, timeout=PATIENCE * 100)
+
+
+def run(plugin: Path, *command: str | Path, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "OCTAVO_SYCL_PLUGIN": str(plugin), **environment},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE * 500,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout.strip()
+
+
+def run_tests(plugin: Path, modules: list[str], **environment: str) -> None:
+    plugins = ["-p", "no:cacheprovider", "-p", "strict_skips"]  # if the plug-in did not load, all would be skipped
+    files = [ROOT / "tests" / "python" / "sycl" / f"test_sycl_{module}.py" for module in modules]
+    run(plugin, "-m", "pytest", "-x", *plugins, *files, PYTHONPATH=str(ROOT / "tests" / "python"), **environment)
