@@ -11,6 +11,8 @@
 #define __builtin_memcpy memcpy
 #define __builtin_sqrtf sqrtf
 #define __builtin_fmaf fmaf
+#define __builtin_popcount __popc
+#define __builtin_ctzll(word) (__ffsll(static_cast<long long>(word)) - 1)
 #define __builtin_inff() __builtin_bit_cast(float, 0x7F800000U)
 
 #include "octavo/rules/portable.h"

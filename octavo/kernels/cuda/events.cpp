@@ -18,7 +18,13 @@ class DeviceEvent {
     const CurrentContext current(device);
     driver().cuEventCreate(&event_, /*flags=*/0);
   }
-  ~DeviceEvent() { driver().cuEventDestroy_v2.result(event_); }
+  ~DeviceEvent() {
+    try {
+      const CurrentContext current(device_);
+      driver().cuEventDestroy_v2(event_);
+    } catch (const Error&) {  // the process ends, and the driver before it
+    }
+  }
   DeviceEvent(const DeviceEvent&) = delete;
   DeviceEvent& operator=(const DeviceEvent&) = delete;
 
@@ -67,6 +73,7 @@ void record(Event event, Queue queue) {
 bool is_done(Event event) {
   const auto recorded = marker_of(event).latest();
   if (recorded == nullptr) return true;
+  const CurrentContext current(recorded->device());
   const int result = driver().cuEventQuery.result(recorded->get());
   if (result != kNotReady) driver().cuEventQuery.require(result);
   return result == kSuccess;
@@ -74,7 +81,9 @@ bool is_done(Event event) {
 
 void wait_for(Event event) {
   const auto recorded = marker_of(event).latest();
-  if (recorded != nullptr) driver().cuEventSynchronize(recorded->get());
+  if (recorded == nullptr) return;
+  const CurrentContext current(recorded->device());
+  driver().cuEventSynchronize(recorded->get());
 }
 
 void block(Queue queue, Event event) {
@@ -90,6 +99,7 @@ double elapsed_ms(Event start, Event end) {
     fail(ErrorCode::invalid_argument, "device.cuda",
          "elapsed time needs two recorded events; one of these was not recorded");
   }
+  const CurrentContext current(first->device());
   float elapsed = 0;
   driver().cuEventElapsedTime(&elapsed, first->get(), last->get());
   return static_cast<double>(elapsed);

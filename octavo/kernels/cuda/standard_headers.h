@@ -32,12 +32,6 @@ template <class T>
 constexpr const T& max(const T& a, const T& b) { return a < b ? b : a; }
 }
 )"},
-    {"bit", R"(#pragma once
-namespace std {
-inline int popcount(unsigned word) { return __popc(word); }
-inline int countr_zero(unsigned long word) { return word == 0 ? 64 : __ffsll(static_cast<long long>(word)) - 1; }
-}
-)"},
     {"limits", R"(#pragma once
 namespace std {
 template <class T>

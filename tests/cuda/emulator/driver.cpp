@@ -268,6 +268,7 @@ OCTAVO_API CUresult cuEventCreate(CUevent* event, unsigned) {
 }
 
 OCTAVO_API CUresult cuEventDestroy_v2(CUevent event) {
+  REQUIRE_CONTEXT();
   delete event;
   return CUDA_SUCCESS;
 }
@@ -282,11 +283,13 @@ OCTAVO_API CUresult cuEventRecord(CUevent event, CUstream stream) {
 }
 
 OCTAVO_API CUresult cuEventQuery(CUevent event) {
+  REQUIRE_CONTEXT();
   const std::lock_guard lock(event->mutex);
   return !event->mark || event->mark->is_reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 OCTAVO_API CUresult cuEventSynchronize(CUevent event) {
+  REQUIRE_CONTEXT();
   const auto mark = [&] {
     const std::lock_guard lock(event->mutex);
     return event->mark;
@@ -296,6 +299,7 @@ OCTAVO_API CUresult cuEventSynchronize(CUevent event) {
 }
 
 OCTAVO_API CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+  REQUIRE_CONTEXT();
   const std::scoped_lock lock(start->mutex, end->mutex);
   REQUIRE(start->mark && end->mark && start->context == end->context, CUDA_ERROR_INVALID_HANDLE);
   REQUIRE(start->mark->is_reached() && end->mark->is_reached(), CUDA_ERROR_NOT_READY);
