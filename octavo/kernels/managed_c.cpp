@@ -22,7 +22,7 @@ constexpr const char* kWhere = "kernels.managed";
 thread_local std::string last_error;
 
 const KernelTable& default_table() {
-  for (const char* name : {"sycl", "cuda"}) {
+  for (const char* name : {"cuda", "sycl"}) {
     if (backend_status(name).available && backend(name).managed != nullptr) return backend(name);
   }
   return backend("cpu");

@@ -6,8 +6,8 @@
 #include "octavo/export.h"
 
 /// Managed memory under the names of seed 002, for C and ctypes: thin aliases of kernels/managed.h on the first device
-/// of SYCL or, where there is none, in ordinary memory. Any thread may call them. They throw nothing: a call that fails
-/// leaves a sentence in octavo_last_error().
+/// of CUDA, of SYCL where there is none or, where neither is, in ordinary memory. Any thread may call them. They throw
+/// nothing: a call that fails leaves a sentence in octavo_last_error().
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -22,12 +22,12 @@
 /// The kernel table: what a back end provides. Every entry is a plain function over raw memory of the back end's
 /// device.
 ///
-/// The contract of all entries: buffers do not overlap unless the entry says so, and may have any alignment and any
-/// count of elements, 0 included. An entry throws Error only where a device does not take its kernel, or cannot compile
-/// it. Submissions to one device may wait for each other; on the CPU nothing locks. None allocates, except `reference`,
-/// whose top-k sorts a list of its own. A kernel is enqueued on the Queue that it is given and not waited for; its
-/// memory is that of the queue's device. device/dispatch.h finds the table and the queue. On the CPU the Queue is the
-/// calling thread (`{}`), and calls on disjoint ranges may run at the same time.
+/// The contract of all entries: buffers do not overlap unless the entry says so. They begin at any multiple of an
+/// element's size, and have any count of elements, 0 included. An entry throws Error only where a device does not take
+/// its kernel, or cannot compile it. Submissions to one device may wait for each other; on the CPU nothing locks. None
+/// allocates, except `reference`, whose top-k sorts a list of its own. A kernel is enqueued on the Queue that it is
+/// given and not waited for; its memory is that of the queue's device. device/dispatch.h finds the table and the queue.
+/// On the CPU the Queue is the calling thread (`{}`), and calls on disjoint ranges may run at the same time.
 namespace octavo {
 
 /// Encodes `count` values in blocks of `block` elements (the last may be shorter). Writes value - decoded, rounded by

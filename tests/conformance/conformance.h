@@ -12,6 +12,8 @@
 #include <map>
 #include <new>
 #include <random>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "octavo/kernels/backend.h"
@@ -22,6 +24,10 @@ namespace octavo::conformance {
 
 inline const KernelTable& reference() { return backend("reference"); }
 inline const KernelTable& tested() { return host_backend(); }
+
+/// Whether arithmetic makes a NaN of its own of every NaN, as a GPU's does: results are then NaN where the reference's
+/// are, with other bits. What is sent of a NaN by a codec with scales has the reference's bits everywhere.
+inline bool has_one_nan() { return std::string_view(tested().name) == "cuda"; }
 
 /// Sizes around every group, lane and chunk boundary.
 inline const std::vector<std::uint64_t> kCounts = {0,   1,   7,   8,   9,   15,   16,   17,   63,   64,   65,
@@ -63,6 +69,9 @@ class Guarded {
     ASSERT_EQ(count_, other.count_);
     if (count_ == 0 || std::memcmp(data(), other.data(), count_ * sizeof(T)) == 0) return;
     for (std::uint64_t i = 0; i < count_; ++i) {
+      if constexpr (std::is_same_v<T, float>) {
+        if (has_one_nan() && std::isnan(data()[i]) && std::isnan(other.data()[i])) continue;
+      }
       ASSERT_EQ(std::memcmp(data() + i, other.data() + i, sizeof(T)), 0) << "first difference at element " << i;
     }
   }

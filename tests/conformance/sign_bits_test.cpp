@@ -30,11 +30,11 @@ TEST_P(PackSignBits, EqualsReference) {
   std::mt19937_64 random(1);
   for (const std::uint64_t count : kCounts) {
     for (const std::uint64_t offset : kOffsets) {
-      std::vector<std::uint8_t> raw(count * width + offset);
+      std::vector<std::uint8_t> raw((count + offset) * width);
       for (auto& byte : raw) byte = static_cast<std::uint8_t>(random());
       Guarded<std::uint8_t> expected(rules::packed_sign_bytes(count)), got(rules::packed_sign_bytes(count), offset);
-      reference().pack_sign_bits({}, raw.data() + offset, width, count, expected.data());
-      tested().pack_sign_bits({}, raw.data() + offset, width, count, got.data());
+      reference().pack_sign_bits({}, raw.data() + offset * width, width, count, expected.data());
+      tested().pack_sign_bits({}, raw.data() + offset * width, width, count, got.data());
       SCOPED_TRACE(count);
       got.expect_same_bits(expected);
       got.expect_untouched_around();

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <deque>
 #include <filesystem>
@@ -92,13 +93,13 @@ TEST_F(CompileTest, AnArchitectureAfterAllThatNvrtcKnowsGetsPtx) {
 
 TEST_F(CompileTest, AnArchitectureBeforeAllThatNvrtcKnowsIsRefused) {
   const std::string sentence = refusal_of([] { compile({"residual", ""}, 35); }, ErrorCode::unsupported);
-  EXPECT_NE(sentence.find("the device has 35: install an older nvidia-cuda-nvrtc"), std::string::npos) << sentence;
+  EXPECT_NE(sentence.find("the device has 3.5: install an older nvidia-cuda-nvrtc"), std::string::npos) << sentence;
 }
 
 TEST_F(CompileTest, SourceThatDoesNotCompileIsNamedWithItsFirstError) {
   const lanes::KernelName broken = {"residual", "", "-Dfloat=nothing"};
   const std::string sentence = refusal_of([&] { compile(broken, 90); }, ErrorCode::internal);
-  EXPECT_NE(sentence.find("octavo/kernels/lanes/residual.kernel does not compile for compute capability 90: "),
+  EXPECT_NE(sentence.find("octavo/kernels/lanes/residual.kernel does not compile for compute capability 9.0: "),
             std::string::npos)
       << sentence;
   EXPECT_NE(sentence.find("error: "), std::string::npos) << sentence;
@@ -107,15 +108,31 @@ TEST_F(CompileTest, SourceThatDoesNotCompileIsNamedWithItsFirstError) {
 TEST_F(CompileTest, WhatWasCompiledIsTakenFromItsFile) {
   const std::string compiled = compile({"residual", ""}, 90);
   ASSERT_EQ(files().size(), 1);
-  // Another text of the same length in place of the program shows where the next one comes from.
-  std::fstream file(files()[0], std::ios::in | std::ios::out | std::ios::binary);
-  file.seekp(-1, std::ios::end);
-  const char last = static_cast<char>(compiled.back() ^ 1);
-  file.write(&last, 1);
-  file.close();
-  EXPECT_EQ(compile({"residual", ""}, 90).back(), last);
+  const auto long_ago = std::filesystem::file_time_type::clock::now() - std::chrono::hours(1);
+  std::filesystem::last_write_time(files()[0], long_ago);
+  EXPECT_EQ(compile({"residual", ""}, 90), compiled);
+  EXPECT_EQ(std::filesystem::last_write_time(files()[0]), long_ago);  // compiled again, it would be written again
   compile({"residual", ""}, 80);
   EXPECT_EQ(files().size(), 2);
+}
+
+TEST_F(CompileTest, AFileThatWasDamagedIsCompiledAgain) {
+  const std::string compiled = compile({"residual", ""}, 90);
+  std::fstream file(files().at(0), std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-100, std::ios::end);
+  const char changed = static_cast<char>(compiled[compiled.size() - 100] ^ 1);
+  file.write(&changed, 1);
+  file.close();
+  EXPECT_EQ(compile({"residual", ""}, 90), compiled);
+}
+
+TEST_F(CompileTest, AFolderInTheFilesPlaceOnlyCostsTime) {
+  const std::string compiled = compile({"residual", ""}, 90);
+  const std::filesystem::path file = files().at(0);
+  std::filesystem::remove(file);
+  std::filesystem::create_directory(file);
+  EXPECT_EQ(compile({"residual", ""}, 90), compiled);
+  EXPECT_EQ(files().size(), 1);  // nothing is left of the attempt to save
 }
 
 TEST_F(CompileTest, AFileThatWasCutIsCompiledAgain) {

@@ -23,6 +23,11 @@ std::vector<int> known_architectures() {
   return all;
 }
 
+/// Returns an architecture as a compute capability is written: 9.0 for 90.
+std::string capability(int architecture) {
+  return std::to_string(architecture / 10) + '.' + std::to_string(architecture % 10);
+}
+
 /// What is made for a device: machine code for its own architecture, or PTX for an older one.
 struct Target {
   int architecture;
@@ -37,7 +42,7 @@ Target target_for(int architecture) {
   const auto after = std::upper_bound(known.begin(), known.end(), architecture);
   if (after == known.begin()) {
     fail(ErrorCode::unsupported, "kernels.cuda", "this NVRTC compiles for compute capabilities from ",
-         known.empty() ? 0 : known.front(), " on, the device has ", architecture,
+         capability(known.empty() ? 0 : known.front()), " on, the device has ", capability(architecture),
          ": install an older nvidia-cuda-nvrtc");
   }
   const int best = *(after - 1);
@@ -102,7 +107,7 @@ class Compilation {
     std::vector<const char*> views;
     for (const std::string& option : options) views.push_back(option.c_str());
     const int result = nvrtc().nvrtcCompileProgram.result(program_, static_cast<int>(views.size()), views.data());
-    if (result != kCompilation) nvrtc().nvrtcCompileProgram.require(result);
+    if (result != kCompilation && result != kInvalidOption) nvrtc().nvrtcCompileProgram.require(result);
     return result == kSuccess;
   }
 
@@ -124,7 +129,7 @@ class Compilation {
 };
 
 std::string first_error(const std::string& log) {
-  const auto word = log.find("error");
+  const auto word = log.find("error:");
   if (word == std::string::npos) return log.substr(0, log.find('\n'));
   const auto line = log.rfind('\n', word) + 1;
   return log.substr(line, log.find('\n', word) - line);
@@ -141,7 +146,7 @@ std::string compile(const lanes::KernelName& name, int architecture) {
   Compilation compilation(source);
   if (!compilation.run(source.options)) {
     fail(ErrorCode::internal, "kernels.cuda", lanes::file_of(name), " does not compile for compute capability ",
-         architecture, ": ", first_error(compilation.log()));
+         capability(architecture), ": ", first_error(compilation.log()));
   }
   std::string compiled = target.is_machine_code ? compilation.machine_code() : compilation.ptx();
   save_compiled(identity, compiled);

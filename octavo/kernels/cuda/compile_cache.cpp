@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iomanip>
-#include <iterator>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -21,44 +20,64 @@ namespace fs = std::filesystem;
 /// Returns the folder of the files; empty where there is none.
 fs::path folder() {
   if (const char* own = std::getenv("OCTAVO_CUDA_CACHE")) return own;
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0') {
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache == '/') {
     return fs::path(cache) / "octavo" / "cuda";
   }
   const char* home = std::getenv("HOME");
   return home == nullptr || *home == '\0' ? fs::path() : fs::path(home) / ".cache" / "octavo" / "cuda";
 }
 
-/// FNV-1a. It only names files: a file holds its whole identity, which is compared.
+/// FNV-1a. It names files and finds damaged ones; a file holds its whole identity, which is compared.
 std::uint64_t hash(std::string_view text) {
   std::uint64_t value = 0xCBF29CE484222325U;
   for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001B3U;
   return value;
 }
 
-fs::path file_of(const fs::path& folder, const std::string& identity) {
-  std::ostringstream name;
-  name << std::hex << std::setw(16) << std::setfill('0') << hash(identity) << ".program";
-  return folder / name.str();
+std::string hexadecimal(std::uint64_t value) {
+  std::ostringstream text;
+  text << std::hex << std::setw(16) << std::setfill('0') << value;
+  return text.str();
 }
 
-/// Returns what a file must begin with to be the one of this identity, and whole: what follows has `bytes` bytes.
-std::string head_of(const std::string& identity, std::size_t bytes) {
-  return "Octavo's program of " + std::to_string(bytes) + " bytes, from " + std::to_string(identity.size()) +
-         " bytes of source\n" + identity;
+fs::path file_of(const fs::path& folder, const std::string& identity) {
+  return folder / (hexadecimal(hash(identity)) + ".program");
+}
+
+/// Returns what a file begins with where it holds this program of this identity, undamaged.
+std::string head_of(const std::string& identity, std::string_view program) {
+  return "Octavo's program " + hexadecimal(hash(program)) + " of " + std::to_string(program.size()) +
+         " bytes, from this source:\n" + identity;
+}
+
+/// Writes a file of its own name in the folder, and returns the name; empty where it cannot be written.
+std::string written(const fs::path& folder, const std::string& text) {
+  std::string name = folder / "new.XXXXXX";
+  const int file = mkstemp(name.data());
+  if (file < 0) return "";
+  close(file);
+  std::ofstream out(name, std::ios::binary);
+  out << text;
+  out.close();
+  if (out) return name;
+  std::error_code ignored;
+  fs::remove(name, ignored);
+  return "";
 }
 
 }  // namespace
 
 std::optional<std::string> load_compiled(const std::string& identity) {
   const fs::path in = folder();
-  if (in.empty()) return std::nullopt;
   std::ifstream file(file_of(in, identity), std::ios::binary);
-  const std::string all{std::istreambuf_iterator<char>(file), {}};
-  std::size_t bytes = 0;
-  std::istringstream(all.substr(0, all.find('\n'))).ignore(64, 'f') >> bytes;
-  const std::string head = head_of(identity, bytes);
-  if (bytes == 0 || all.size() != head.size() + bytes || !all.starts_with(head)) return std::nullopt;
-  return all.substr(head.size());
+  std::ostringstream all;
+  if (in.empty() || !(all << file.rdbuf())) return std::nullopt;
+  const std::string text = all.str();
+  const auto start = text.find('\n') + 1 + identity.size();
+  if (start > text.size()) return std::nullopt;
+  std::string program = text.substr(start);
+  if (program.empty() || !text.starts_with(head_of(identity, program))) return std::nullopt;
+  return program;
 }
 
 void save_compiled(const std::string& identity, const std::string& compiled) {
@@ -66,17 +85,10 @@ void save_compiled(const std::string& identity, const std::string& compiled) {
   if (in.empty()) return;
   std::error_code failure;
   fs::create_directories(in, failure);
-  const fs::path file = file_of(in, identity);
-  const fs::path own =
-      file.string() + "." + std::to_string(getpid());  // of this process, so that no other reads a part
-  std::ofstream out(own, std::ios::binary);
-  out << head_of(identity, compiled.size()) << compiled;
-  out.close();
-  if (out) {
-    fs::rename(own, file, failure);
-  } else {
-    fs::remove(own, failure);
-  }
+  const std::string own = written(in, head_of(identity, compiled) + compiled);
+  if (own.empty()) return;
+  fs::rename(own, file_of(in, identity), failure);
+  if (failure) fs::remove(own, failure);
 }
 
 }  // namespace octavo::cuda_backend

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 /// The primitives of lanes (kernels/lanes/lanes.h) in CUDA. Only NVRTC reads this file. A group of items is one warp,
-/// in a block of its own. OCTAVO_KERNEL declares a kernel.
+/// in a block of its own; a kernel with an item per element has larger blocks. OCTAVO_KERNEL declares a kernel.
 #define OCTAVO_KERNEL extern "C" __global__ void
 
 // Rules use GCC's names of these, of which NVRTC knows the others.

@@ -4,6 +4,8 @@
 #include <array>
 #include <deque>
 #include <mutex>
+#include <sys/types.h>
+#include <unistd.h>
 
 namespace octavo::cuda_backend {
 
@@ -87,7 +89,14 @@ CUstream stream_of(Queue queue) {
   return own;
 }
 
-CurrentContext::CurrentContext(int device) { driver().cuCtxPushCurrent_v2(context_of(device)); }
+CurrentContext::CurrentContext(int device) {
+  static const pid_t first_user = getpid();
+  if (getpid() != first_user) {
+    fail(ErrorCode::unsupported, "kernels.cuda", "CUDA was used before this process was forked, and cannot be used in ",
+         "both: start the process by spawn or forkserver");
+  }
+  driver().cuCtxPushCurrent_v2(context_of(device));
+}
 
 CurrentContext::~CurrentContext() {
   CUcontext popped = nullptr;

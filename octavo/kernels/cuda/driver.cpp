@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/kernels/cuda/driver.h"
 
-#include <algorithm>
 #include <dlfcn.h>
 
 namespace octavo::cuda_backend {
@@ -25,40 +24,53 @@ void find(Function<int(Parameters...)>& function, void* library, const char* fil
   function.address = reinterpret_cast<int (*)(Parameters...)>(symbol_of(library, file, function.name));
 }
 
-void* driver_library() {
-  static void* const library = dlopen(kDriverFile, RTLD_NOW | RTLD_LOCAL);
+/// The driver's library, or why there is none.
+struct Library {
+  void* handle = dlopen(kDriverFile, RTLD_NOW | RTLD_LOCAL);
+  std::string reason = handle == nullptr ? dlerror() : "";
+};
+
+const Library& driver_file() {
+  static const Library library;
   return library;
 }
+
+void* driver_library() { return driver_file().handle; }
 
 Driver open_driver() {
   void* const library = driver_library();
   if (library == nullptr) {
-    fail(ErrorCode::unsupported, kWhere, "NVIDIA's driver is not installed: ", kDriverFile, " cannot be loaded");
+    fail(ErrorCode::unsupported, kWhere,
+         "NVIDIA's driver is not installed, or cannot be loaded: ", driver_file().reason);
   }
   Driver all;
 #define OCTAVO_FIND(name, ...) find(all.name, library, kDriverFile);
   OCTAVO_CUDA_DRIVER(OCTAVO_FIND)
 #undef OCTAVO_FIND
   if (const int result = all.cuInit.result(0); result != kSuccess) {
-    fail(ErrorCode::unsupported, kWhere, "NVIDIA's driver has no device for this process: ", words_of_driver(result));
+    fail(ErrorCode::unsupported, kWhere, "NVIDIA's driver cannot be used: ", words_of_driver(result));
   }
   return all;
 }
 
-/// Returns CUDA's newest major version that the driver runs; that of this file where there is no driver.
+/// Returns CUDA's newest major version that the driver runs; 13 where there is no driver.
 int newest_major() {
-  constexpr int kNewest = 13;
-  if (driver_library() == nullptr) return kNewest;
+  if (driver_library() == nullptr) return 13;
   Function<int(int*)> get_version{"cuDriverGetVersion", words_of_driver};
   find(get_version, driver_library(), kDriverFile);
   int version = 0;
   get_version(&version);  // 12040 is 12.4
-  return std::min(version / 1000, kNewest);
+  return version / 1000;
 }
 
 Nvrtc open_nvrtc() {
+  constexpr int kOldest = 12;
   const int newest = newest_major();
-  for (int major = newest; major >= 12; --major) {
+  if (newest < kOldest) {
+    fail(ErrorCode::unsupported, kWhere, "NVIDIA's driver is for CUDA ", newest, ": expected one for CUDA ", kOldest,
+         " or later");
+  }
+  for (int major = newest; major >= kOldest; --major) {
     const std::string file = "libnvrtc.so." + std::to_string(major);
     void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) continue;

@@ -23,9 +23,10 @@ using nvrtcProgram = struct _nvrtcProgram*;
 
 // Results that are no failures, or that are handled.
 inline constexpr int kSuccess = 0;
-inline constexpr int kOutOfMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
-inline constexpr int kNotReady = 600;   // CUDA_ERROR_NOT_READY
-inline constexpr int kCompilation = 6;  // NVRTC_ERROR_COMPILATION
+inline constexpr int kOutOfMemory = 2;    // CUDA_ERROR_OUT_OF_MEMORY
+inline constexpr int kNotReady = 600;     // CUDA_ERROR_NOT_READY
+inline constexpr int kInvalidOption = 5;  // NVRTC_ERROR_INVALID_OPTION
+inline constexpr int kCompilation = 6;    // NVRTC_ERROR_COMPILATION
 
 template <class Signature>
 struct Function;
@@ -47,55 +48,57 @@ struct Function<int(Parameters...)> {
 };
 
 // The driver's names carry versions, where cuda.h defines the plain name as one of them.
-#define OCTAVO_CUDA_DRIVER(entry)                                                                                      \
-  entry(cuInit, unsigned flags) entry(cuDriverGetVersion, int* version) entry(cuDeviceGetCount, int* count) entry(     \
-      cuDeviceGet, CUdevice* device, int ordinal) entry(cuDeviceGetName, char* name, int length, CUdevice device)      \
-      entry(cuDeviceGetAttribute, int* value, int attribute, CUdevice device) entry(                                   \
-          cuDeviceTotalMem_v2, std::size_t* bytes, CUdevice device) entry(cuDevicePrimaryCtxRetain,                    \
-                                                                          CUcontext* context, CUdevice device)         \
-          entry(cuCtxPushCurrent_v2, CUcontext context) entry(cuCtxPopCurrent_v2, CUcontext* context) entry(           \
-              cuCtxGetStreamPriorityRange, int* least,                                                                 \
-              int* greatest) entry(cuMemGetInfo_v2, std::size_t* free,                                                 \
-                                   std::size_t* total) entry(cuMemAlloc_v2, CUdeviceptr* memory, std::size_t bytes)    \
-              entry(cuMemAllocManaged, CUdeviceptr* memory, std::size_t bytes, unsigned flags) entry(                  \
-                  cuMemFree_v2,                                                                                        \
-                  CUdeviceptr memory) entry(cuMemHostAlloc, void** memory, std::size_t bytes, unsigned flags)          \
-                  entry(cuMemFreeHost, void* memory) entry(cuMemcpyAsync, CUdeviceptr to, CUdeviceptr from,            \
-                                                           std::size_t bytes, CUstream stream)                         \
-                      entry(cuMemsetD8Async, CUdeviceptr memory, unsigned char value, std::size_t count,               \
-                            CUstream stream) entry(cuMemsetD32Async, CUdeviceptr memory, unsigned value,               \
-                                                   std::size_t count, CUstream stream)                                 \
-                          entry(cuMemPrefetchAsync, CUdeviceptr memory, std::size_t bytes, CUdevice to,                \
-                                CUstream stream) entry(cuStreamCreateWithPriority, CUstream* stream, unsigned flags,   \
-                                                       int priority)                                                   \
-                              entry(cuStreamQuery, CUstream stream) entry(cuStreamSynchronize, CUstream stream) entry( \
-                                  cuStreamWaitEvent, CUstream stream,                                                  \
-                                  CUevent event, unsigned flags) entry(cuEventCreate, CUevent* event, unsigned flags)  \
-                                  entry(cuEventDestroy_v2,                                                             \
-                                        CUevent event) entry(cuEventRecord, CUevent event, CUstream stream)            \
-                                      entry(cuEventQuery, CUevent event) entry(cuEventSynchronize, CUevent event)      \
-                                          entry(cuEventElapsedTime, float* milliseconds, CUevent start, CUevent end)   \
-                                              entry(cuModuleLoadData, CUmodule* module, const void* image)             \
-                                                  entry(cuModuleGetFunction, CUfunction* function, CUmodule module,    \
-                                                        const char* name)                                              \
-                                                      entry(cuLaunchKernel, CUfunction function, unsigned grid_x,      \
-                                                            unsigned grid_y, unsigned grid_z, unsigned block_x,        \
-                                                            unsigned block_y, unsigned block_z, unsigned shared_bytes, \
-                                                            CUstream stream, void** parameters, void** extra)
+// clang-format off
+#define OCTAVO_CUDA_DRIVER(entry) \
+  entry(cuInit, unsigned flags) \
+  entry(cuDriverGetVersion, int* version) \
+  entry(cuDeviceGetCount, int* count) \
+  entry(cuDeviceGet, CUdevice* device, int ordinal) \
+  entry(cuDeviceGetName, char* name, int length, CUdevice device) \
+  entry(cuDeviceGetAttribute, int* value, int attribute, CUdevice device) \
+  entry(cuDeviceTotalMem_v2, std::size_t* bytes, CUdevice device) \
+  entry(cuDevicePrimaryCtxRetain, CUcontext* context, CUdevice device) \
+  entry(cuCtxPushCurrent_v2, CUcontext context) \
+  entry(cuCtxPopCurrent_v2, CUcontext* context) \
+  entry(cuCtxGetStreamPriorityRange, int* least, int* greatest) \
+  entry(cuMemGetInfo_v2, std::size_t* free, std::size_t* total) \
+  entry(cuMemAlloc_v2, CUdeviceptr* memory, std::size_t bytes) \
+  entry(cuMemAllocManaged, CUdeviceptr* memory, std::size_t bytes, unsigned flags) \
+  entry(cuMemFree_v2, CUdeviceptr memory) \
+  entry(cuMemHostAlloc, void** memory, std::size_t bytes, unsigned flags) \
+  entry(cuMemFreeHost, void* memory) \
+  entry(cuMemcpyAsync, CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) \
+  entry(cuMemsetD8Async, CUdeviceptr memory, unsigned char value, std::size_t count, CUstream stream) \
+  entry(cuMemsetD32Async, CUdeviceptr memory, unsigned value, std::size_t count, CUstream stream) \
+  entry(cuMemPrefetchAsync, CUdeviceptr memory, std::size_t bytes, CUdevice to, CUstream stream) \
+  entry(cuStreamCreateWithPriority, CUstream* stream, unsigned flags, int priority) \
+  entry(cuStreamQuery, CUstream stream) \
+  entry(cuStreamSynchronize, CUstream stream) \
+  entry(cuStreamWaitEvent, CUstream stream, CUevent event, unsigned flags) \
+  entry(cuEventCreate, CUevent* event, unsigned flags) \
+  entry(cuEventDestroy_v2, CUevent event) \
+  entry(cuEventRecord, CUevent event, CUstream stream) \
+  entry(cuEventQuery, CUevent event) \
+  entry(cuEventSynchronize, CUevent event) \
+  entry(cuEventElapsedTime, float* milliseconds, CUevent start, CUevent end) \
+  entry(cuModuleLoadData, CUmodule* module, const void* image) \
+  entry(cuModuleGetFunction, CUfunction* function, CUmodule module, const char* name) \
+  entry(cuLaunchKernel, CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void** parameters, void** extra)
 
-#define OCTAVO_NVRTC(entry)                                                                                        \
-  entry(nvrtcVersion, int* major, int* minor) entry(nvrtcGetNumSupportedArchs, int* count)                         \
-      entry(nvrtcGetSupportedArchs, int* architectures)                                                            \
-          entry(nvrtcCreateProgram, nvrtcProgram* program, const char* source, const char* name, int header_count, \
-                const char* const* headers, const char* const* include_names)                                      \
-              entry(nvrtcDestroyProgram, nvrtcProgram* program)                                                    \
-                  entry(nvrtcCompileProgram, nvrtcProgram program, int option_count, const char* const* options)   \
-                      entry(nvrtcGetProgramLogSize, nvrtcProgram program, std::size_t* bytes)                      \
-                          entry(nvrtcGetProgramLog, nvrtcProgram program, char* log)                               \
-                              entry(nvrtcGetCUBINSize, nvrtcProgram program, std::size_t* bytes)                   \
-                                  entry(nvrtcGetCUBIN, nvrtcProgram program, char* cubin)                          \
-                                      entry(nvrtcGetPTXSize, nvrtcProgram program, std::size_t* bytes)             \
-                                          entry(nvrtcGetPTX, nvrtcProgram program, char* ptx)
+#define OCTAVO_NVRTC(entry) \
+  entry(nvrtcVersion, int* major, int* minor) \
+  entry(nvrtcGetNumSupportedArchs, int* count) \
+  entry(nvrtcGetSupportedArchs, int* architectures) \
+  entry(nvrtcCreateProgram, nvrtcProgram* program, const char* source, const char* name, int header_count, const char* const* headers, const char* const* include_names) \
+  entry(nvrtcDestroyProgram, nvrtcProgram* program) \
+  entry(nvrtcCompileProgram, nvrtcProgram program, int option_count, const char* const* options) \
+  entry(nvrtcGetProgramLogSize, nvrtcProgram program, std::size_t* bytes) \
+  entry(nvrtcGetProgramLog, nvrtcProgram program, char* log) \
+  entry(nvrtcGetCUBINSize, nvrtcProgram program, std::size_t* bytes) \
+  entry(nvrtcGetCUBIN, nvrtcProgram program, char* cubin) \
+  entry(nvrtcGetPTXSize, nvrtcProgram program, std::size_t* bytes) \
+  entry(nvrtcGetPTX, nvrtcProgram program, char* ptx)
+// clang-format on
 
 std::string words_of_driver(int result);
 std::string words_of_nvrtc(int result);

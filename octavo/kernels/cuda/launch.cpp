@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <exception>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -38,11 +37,10 @@ class Program {
 struct Slot {
   std::once_flag once;
   std::optional<Program> program;
-  std::exception_ptr failure;
 };
 
-/// Returns a program, loaded at its first use; the device's context must be current. Where it does not compile, every
-/// call throws the same error.
+/// Returns a program, loaded at its first use; the device's context must be current. What fails is tried again at the
+/// next call: memory may be there then.
 Program& program(const lanes::KernelName& name, int device) {
   using Key = std::tuple<std::string, std::string, int>;
   static auto* const slots = new std::map<Key, Slot>;  // programs exist as long as the process
@@ -51,14 +49,7 @@ Program& program(const lanes::KernelName& name, int device) {
     const std::lock_guard lock(mutex);
     return (*slots)[{name.program, name.options, device}];
   }();
-  std::call_once(slot.once, [&] {
-    try {
-      slot.program.emplace(name, device_at(device).architecture);
-    } catch (...) {
-      slot.failure = std::current_exception();
-    }
-  });
-  if (slot.failure) std::rethrow_exception(slot.failure);
+  std::call_once(slot.once, [&] { slot.program.emplace(name, device_at(device).architecture); });
   return *slot.program;
 }
 

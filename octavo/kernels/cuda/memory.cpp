@@ -12,28 +12,26 @@ namespace octavo::cuda_backend {
 
 namespace {
 
-/// Calls the driver's function for a kind of memory, and returns its result.
-int allocate_by_driver(MemoryKind kind, CUdeviceptr& memory, std::uint64_t bytes) {
-  constexpr unsigned kGlobal = 1;    // CU_MEM_ATTACH_GLOBAL: for all streams
-  constexpr unsigned kPortable = 1;  // CU_MEMHOSTALLOC_PORTABLE: page-locked for all devices
-  switch (kind) {
-    case MemoryKind::device: return driver().cuMemAlloc_v2.result(&memory, bytes);
-    case MemoryKind::shared: return driver().cuMemAllocManaged.result(&memory, bytes, kGlobal);
-    case MemoryKind::host: break;
-  }
-  void* host = nullptr;
-  const int result = driver().cuMemHostAlloc.result(&host, bytes, kPortable);
-  memory = reinterpret_cast<CUdeviceptr>(host);
-  return result;
+/// Takes what allocation(&memory, parameters...) gives; 0 where there is none left.
+template <class Memory, class Allocation, class... Parameters>
+CUdeviceptr taken(const Allocation& allocation, Parameters... parameters) {
+  Memory memory = {};
+  const int result = allocation.result(&memory, parameters...);
+  if (result == kOutOfMemory) return 0;
+  allocation.require(result);
+  return (CUdeviceptr)memory;
 }
 
 /// Returns 0 where there is none left.
 CUdeviceptr allocate(MemoryKind kind, std::uint64_t bytes) {
-  CUdeviceptr memory = 0;
-  const int result = allocate_by_driver(kind, memory, bytes);
-  if (result == kOutOfMemory) return 0;
-  driver().cuMemAlloc_v2.require(result);
-  return memory;
+  constexpr unsigned kGlobal = 1;    // CU_MEM_ATTACH_GLOBAL: for all streams
+  constexpr unsigned kPortable = 1;  // CU_MEMHOSTALLOC_PORTABLE: page-locked for all devices
+  switch (kind) {
+    case MemoryKind::device: return taken<CUdeviceptr>(driver().cuMemAlloc_v2, bytes);
+    case MemoryKind::shared: return taken<CUdeviceptr>(driver().cuMemAllocManaged, bytes, kGlobal);
+    case MemoryKind::host: return taken<void*>(driver().cuMemHostAlloc, bytes, kPortable);
+  }
+  return 0;
 }
 
 void free_by_driver(MemoryKind kind, CUdeviceptr memory) {

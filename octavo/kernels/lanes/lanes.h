@@ -21,20 +21,23 @@
 /// element, loads and stores can be whole vectors.
 ///
 /// On the compiler's command line are OCTAVO_LANES and OCTAVO_SPAN, the least number of elements that a group takes, so
-/// that it is worth starting. The back end's device.h has OCTAVO_KERNEL, which declares a kernel, and the primitives of
-/// namespace octavo::lanes. All lanes of a group call them together, except the first three and the last:
-///
-///   item_index(), group_index(), lane()   the number of this item and of its group in the launch, and within the group
-///   largest_of_lanes(own), smallest_of_lanes(own), sum_of_lanes(own), union_of_lanes(own), any_lane(own)
-///                                          what all lanes' values make together; the same in all of them
-///   mask_of_lanes(flag)                    the lanes' flags, lane 0 in the lowest bit; the same in all of them
-///   lanes_before(flag)                     how many of the lanes before this one have the flag
-///   of_later_lane(own, distance)           the value of the lane that is `distance` further; meaningless in the last
-///   ones of_first_lane(own)                     the value of lane 0 wait_for_lanes()                       what any
-///   lane wrote before is seen by all of them afterwards or_into(word, bits)                    an atomic |= among the
-///   lanes kLanesTakeBytes                        whether lanes should access bytes of their own, as on a GPU, and not
-///   words that
-///                                          are the same for all of them
+/// that it is worth starting. The back end's device.h has OCTAVO_KERNEL, which declares a kernel, and namespace
+/// octavo::lanes with:
+// clang-format off
+///   item_index()                        the number of this item in the launch, for kernels with an item per element
+///   group_index(), lane()               the number of this group in the launch, and of this item in its group
+///   or_into(word, bits)                 an atomic |= among the lanes
+///   kLanesTakeBytes                     whether lanes should access bytes of their own, as on a GPU, and not words that are
+///                                       the same for all of them
+/// and what all lanes of a group call together, in kernels that are launched in groups or spans (launch.h):
+///   largest_of_lanes, smallest_of_lanes, sum_of_lanes, union_of_lanes, any_lane (own)
+///                                       what all lanes' values make together; the same in all of them
+///   mask_of_lanes(flag)                 the lanes' flags, lane 0 in the lowest bit; the same in all of them
+///   lanes_before(flag)                  how many of the lanes before this one have the flag
+///   of_later_lane(own, distance)        the value of the lane that is `distance` further; meaningless in the last lanes
+///   of_first_lane(own)                  the value of lane 0
+///   wait_for_lanes()                    what any lane wrote before is seen by all of them afterwards
+// clang-format on
 ///
 /// The fields of structs are parameters of their own, in the order of launch.h: SYCL's compiler assumes that what a
 /// struct holds differs from lane to lane, and would use masks for every branch and loop bound that depends on it.

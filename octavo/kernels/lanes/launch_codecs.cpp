@@ -103,7 +103,8 @@ void find_left_factor(Queue queue, const EncodeInput& in, const rules::LowRank& 
 
 void find_right_factor(Queue queue, const EncodeInput& in, const rules::LowRank& shape, std::uint64_t first,
                        std::uint64_t count, const float* left, float* right) {
-  launch_spans(queue, {"low_rank", "find_right_factor"}, count, in, shape, first, count, left, right);
+  const std::uint64_t groups = divide_up(count, widths_of(queue).lanes);
+  launch_groups(queue, {"low_rank", "find_right_factor"}, groups, in, shape, first, count, left, right);
 }
 
 void multiply_factors(Queue queue, const EncodeInput& in, const rules::LowRank& shape, std::uint64_t first,

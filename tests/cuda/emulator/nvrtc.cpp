@@ -107,6 +107,7 @@ Result compile(_nvrtcProgram& program, const std::vector<std::string>& options) 
   write(folder / "complete.cpp", with_calls(read(folder / "preprocessed.cpp")));
   const std::string make =
       "-O1 -w -fPIC -shared -fvisibility=hidden -ffp-contract=off -fno-math-errno "
+      "-fsanitize=alignment -fsanitize-undefined-trap-on-error "
       "complete.cpp -o compiled.so";
   if (!folder.compile(make, program.log)) return kCompilation;
   const std::string library = read(folder / "compiled.so");
