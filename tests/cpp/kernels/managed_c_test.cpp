@@ -53,6 +53,7 @@ TEST(ManagedC, WhatFailsSaysWhyAndThrowsNothing) {
   cprefetch(nullptr, 8, 0);
   EXPECT_TRUE(managed_error_says("expected memory of cget_managed_ptr, got null")) << octavo_last_error();
   auto* const four = static_cast<float*>(cget_managed_ptr(4 * sizeof(float)));
+  ASSERT_NE(four, nullptr) << octavo_last_error();
   cfill_fp32(four, nullptr, 2, 4);
   for (const long many : {1L << 62, (1L << 62) + 2}) {  // whose bytes do not fit into 64 bits
     cfill_fp32(four, nullptr, 3, many);
