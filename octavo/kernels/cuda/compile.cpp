@@ -2,10 +2,12 @@
 #include "octavo/kernels/cuda/compile.h"
 
 #include <algorithm>
+#include <iterator>
 #include <sstream>
 #include <vector>
 
 #include "octavo/kernels/cuda/compile_cache.h"
+#include "octavo/kernels/cuda/devices.h"
 #include "octavo/kernels/cuda/driver.h"
 #include "octavo/kernels/cuda/standard_headers.h"
 
@@ -21,11 +23,6 @@ std::vector<int> known_architectures() {
   nvrtc().nvrtcGetSupportedArchs(all.data());
   std::sort(all.begin(), all.end());
   return all;
-}
-
-/// Returns an architecture as a compute capability is written: 9.0 for 90.
-std::string capability(int architecture) {
-  return std::to_string(architecture / 10) + '.' + std::to_string(architecture % 10);
 }
 
 /// What is made for a device: machine code for its own architecture, or PTX for an older one.
@@ -51,14 +48,9 @@ Target target_for(int architecture) {
 
 std::vector<std::string> options_for(const lanes::KernelName& name, Target target) {
   // No contraction, because the order of floating-point operations is part of a rule.
-  std::vector<std::string> options = {target.option(),
-                                      "--std=c++20",
-                                      "--fmad=false",
-                                      "--device-as-default-execution-space",
-                                      "-DOCTAVO_LANES=" + std::to_string(kWidths.lanes),
-                                      "-DOCTAVO_SPAN=" + std::to_string(kWidths.span)};
-  std::istringstream own(name.options);
-  for (std::string option; own >> option;) options.push_back(option);
+  std::vector<std::string> options = lanes::options_of(name.options, kWidths);
+  options.insert(options.end(),
+                 {target.option(), "--std=c++20", "--fmad=false", "--device-as-default-execution-space"});
   return options;
 }
 
@@ -128,13 +120,6 @@ class Compilation {
   nvrtcProgram program_ = nullptr;
 };
 
-std::string first_error(const std::string& log) {
-  const auto word = log.find("error:");
-  if (word == std::string::npos) return log.substr(0, log.find('\n'));
-  const auto line = log.rfind('\n', word) + 1;
-  return log.substr(line, log.find('\n', word) - line);
-}
-
 }  // namespace
 
 std::string compile(const lanes::KernelName& name, int architecture) {
@@ -146,7 +131,7 @@ std::string compile(const lanes::KernelName& name, int architecture) {
   Compilation compilation(source);
   if (!compilation.run(source.options)) {
     fail(ErrorCode::internal, "kernels.cuda", lanes::file_of(name), " does not compile for compute capability ",
-         capability(architecture), ": ", first_error(compilation.log()));
+         capability(architecture), ": ", lanes::first_error(compilation.log()));
   }
   std::string compiled = target.is_machine_code ? compilation.machine_code() : compilation.ptx();
   save_compiled(identity, compiled);

@@ -77,16 +77,20 @@ const Device& device_at(int index) {
   return devices()[static_cast<std::size_t>(index)];
 }
 
+Queue create_queue(int index, bool is_urgent) {
+  const CurrentContext current(index);
+  constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: does not wait for the default stream
+  int least = 0, greatest = 0;
+  driver().cuCtxGetStreamPriorityRange(&least, &greatest);
+  CUstream stream = nullptr;
+  driver().cuStreamCreateWithPriority(&stream, kNonBlocking, is_urgent ? greatest : least);
+  return {stream, index};
+}
+
 CUstream stream_of(Queue queue) {
   if (!queue.is_calling_thread()) return static_cast<CUstream>(queue.handle);
-  static CUstream const own = [&] {
-    const CurrentContext current(device_of(queue));
-    constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: does not wait for the default stream
-    CUstream stream = nullptr;
-    driver().cuStreamCreateWithPriority(&stream, kNonBlocking, /*priority=*/0);
-    return stream;
-  }();
-  return own;
+  static const Queue own = create_queue(device_of(queue), /*is_urgent=*/false);
+  return static_cast<CUstream>(own.handle);
 }
 
 CurrentContext::CurrentContext(int device) {

@@ -21,6 +21,11 @@ struct Device {
   std::uint32_t compute_units, largest_group;
 };
 
+/// Returns an architecture as a compute capability is written: 9.0 for 90.
+inline std::string capability(int architecture) {
+  return std::to_string(architecture / 10) + '.' + std::to_string(architecture % 10);
+}
+
 /// Returns the devices. The list exists as long as the process. Throws Error unsupported as driver() does.
 const std::vector<Device>& devices();
 
@@ -29,6 +34,9 @@ const Device& device_at(int index);
 
 /// Returns the number of the queue's device; that of the calling thread's own calls is the first one.
 inline int device_of(Queue queue) { return queue.device == kHost ? 0 : queue.device; }
+
+/// Creates a queue, as DeviceRuntime does.
+Queue create_queue(int index, bool is_urgent);
 
 /// Returns the queue's stream; the calling thread's own calls have one too.
 CUstream stream_of(Queue queue);

@@ -42,6 +42,12 @@ struct Function<int(Parameters...)> {
   void operator()(Parameters... parameters) const { require(result(parameters...)); }
   /// Calls it and returns its result.
   int result(Parameters... parameters) const { return address(parameters...); }
+  /// Calls it, and returns false where what it asks about is not ready yet.
+  bool is_ready(Parameters... parameters) const {
+    const int answer = result(parameters...);
+    if (answer != kNotReady) require(answer);
+    return answer == kSuccess;
+  }
   void require(int result) const {
     if (result != kSuccess) fail(ErrorCode::internal, "kernels.cuda", name, " failed: ", words_of(result));
   }
@@ -119,8 +125,8 @@ struct Nvrtc {
 /// Returns the driver, initialized (cuInit). Thread-safe. Throws Error unsupported where it is missing, or where it
 /// finds no device.
 const Driver& driver();
-/// Returns the compiler of CUDA 13, or of 12 where the driver is not newer. It needs no driver. Thread-safe. Throws
-/// Error unsupported where it is missing.
+/// Returns the newest compiler that is installed, from CUDA 12 to the driver's CUDA, or to 13 without a driver.
+/// Thread-safe. Throws Error unsupported where it is missing.
 const Nvrtc& nvrtc();
 
 }  // namespace octavo::cuda_backend

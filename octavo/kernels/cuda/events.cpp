@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/kernels/cuda/events.h"
-
 #include <memory>
 #include <mutex>
 #include <utility>
 
 #include "octavo/kernels/cuda/devices.h"
+#include "octavo/kernels/cuda/table.h"
 
 namespace octavo::cuda_backend {
 
@@ -74,9 +73,7 @@ bool is_done(Event event) {
   const auto recorded = marker_of(event).latest();
   if (recorded == nullptr) return true;
   const CurrentContext current(recorded->device());
-  const int result = driver().cuEventQuery.result(recorded->get());
-  if (result != kNotReady) driver().cuEventQuery.require(result);
-  return result == kSuccess;
+  return driver().cuEventQuery.is_ready(recorded->get());
 }
 
 void wait_for(Event event) {

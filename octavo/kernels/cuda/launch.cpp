@@ -80,9 +80,9 @@ void enqueue(Queue queue, const KernelName& name, Grid grid, std::span<const Ker
   const CUfunction kernel = program(name, device).kernel(name.function);
   std::vector<void*> values;
   for (const KernelArgument& argument : arguments) values.push_back(const_cast<void*>(argument.value));
-  driver().cuLaunchKernel(kernel, static_cast<unsigned>(grid.groups), 1, 1, static_cast<unsigned>(grid.group_size), 1,
-                          1,
-                          /*shared_bytes=*/0, stream_of(queue), values.data(), /*extra=*/nullptr);
+  const auto groups = static_cast<unsigned>(grid.groups), items = static_cast<unsigned>(grid.group_size);
+  driver().cuLaunchKernel(kernel, groups, 1, 1, items, 1, 1, /*shared_bytes=*/0, stream_of(queue), values.data(),
+                          /*extra=*/nullptr);
   if (queue.is_calling_thread()) driver().cuStreamSynchronize(stream_of(queue));
 }
 

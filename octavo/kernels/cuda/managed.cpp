@@ -2,7 +2,6 @@
 #include "octavo/kernels/managed.h"
 
 #include "octavo/kernels/cuda/devices.h"
-#include "octavo/kernels/cuda/memory.h"
 #include "octavo/kernels/cuda/table.h"
 
 namespace octavo::cuda_backend {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/kernels/cuda/memory.h"
-
 #include <map>
 #include <mutex>
 #include <utility>
 
 #include "octavo/kernels/cuda/devices.h"
+#include "octavo/kernels/cuda/table.h"
 #include "octavo/kernels/round_up.h"
 
 namespace octavo::cuda_backend {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/kernels/cuda/devices.h"
-#include "octavo/kernels/cuda/events.h"
-#include "octavo/kernels/cuda/memory.h"
 #include "octavo/kernels/cuda/table.h"
 
 namespace octavo::cuda_backend {
@@ -26,8 +24,7 @@ DeviceFacts facts(int index) {
       .name = device.name,
       .vendor = "NVIDIA",
       .driver = driver_version(),
-      .platform = "CUDA, compute capability " + std::to_string(device.architecture / 10) + '.' +
-                  std::to_string(device.architecture % 10),
+      .platform = "CUDA, compute capability " + capability(device.architecture),
       .is_cpu = false,
       .has_fp64 = true,
       .has_fp16 = true,
@@ -47,16 +44,6 @@ std::uint64_t free_bytes(int index) {
 
 // ---- queues
 
-Queue create_queue(int index, bool is_urgent) {
-  const CurrentContext current(index);
-  constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: does not wait for the default stream
-  int least = 0, greatest = 0;
-  driver().cuCtxGetStreamPriorityRange(&least, &greatest);
-  CUstream stream = nullptr;
-  driver().cuStreamCreateWithPriority(&stream, kNonBlocking, is_urgent ? greatest : least);
-  return {stream, index};
-}
-
 Queue host_queue() {
   if (!device_at(0).reads_ordinary_memory) {
     fail(ErrorCode::unsupported, kWhere, device_at(0).name, " does not read ordinary memory of the host");
@@ -66,9 +53,7 @@ Queue host_queue() {
 
 bool is_idle(Queue queue) {
   const CurrentContext current(device_of(queue));
-  const int result = driver().cuStreamQuery.result(stream_of(queue));
-  if (result != kNotReady) driver().cuStreamQuery.require(result);
-  return result == kSuccess;
+  return driver().cuStreamQuery.is_ready(stream_of(queue));
 }
 
 void wait(Queue queue) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "octavo/kernels/runtime.h"
+#include "octavo/kernels/table.h"
 
 /// What the kernels of this folder are to a back end whose device runs items in groups, SYCL or CUDA. NAME.kernel is
 /// device source, which the back end compiles at run time for the device at hand. launch_*.cpp and block_codec.cpp
@@ -28,9 +29,7 @@ struct KernelName {
 };
 
 /// Returns the embedded file of a program, by the name under which it is included.
-inline std::string file_of(const KernelName& name) {
-  return std::string("octavo/kernels/lanes/") + name.program + ".kernel";
-}
+std::string file_of(const KernelName& name);
 
 /// How a device shares out work.
 struct Widths {
@@ -39,11 +38,21 @@ struct Widths {
   std::uint64_t largest_group;  // items of a group in which each item takes one element
 };
 
+/// Returns the compiler's options for a program: OCTAVO_LANES, OCTAVO_SPAN and its own, of KernelName.
+std::vector<std::string> options_of(const std::string& own, Widths widths);
+
+/// Returns the line of a compiler's log with the first error; the first line where there is none.
+std::string first_error(const std::string& log);
+
 struct Grid {
   std::uint64_t groups, group_size;
 };
 
-// The back end implements these two. `queue` may be the calling thread.
+// The back end implements these three. `queue` may be the calling thread.
+
+/// Returns the back end's table, which the plug-in gives its loader (kernels/plugin.h). Throws Error unsupported where
+/// a device, or what it needs, is missing.
+const KernelTable& table_for_devices();
 
 Widths widths_of(Queue queue);
 

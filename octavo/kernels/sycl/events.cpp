@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/kernels/sycl/events.h"
-
 #include <mutex>
 #include <optional>
 #include <utility>
 
 #include "octavo/kernels/sycl/devices.h"
+#include "octavo/kernels/sycl/table.h"
 
 namespace octavo::sycl_backend {
 

@@ -6,7 +6,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -38,13 +37,6 @@ class Program {
   std::map<std::string, sycl::kernel> found_;
 };
 
-std::string first_error(const std::string& log) {
-  const auto start = log.find("error:");
-  if (start == std::string::npos) return log.substr(0, log.find('\n'));
-  const auto line = log.find_first_not_of(" \t", log.rfind('\n', start) + 1);
-  return log.substr(line, log.find('\n', start) - line);
-}
-
 struct Source {
   std::string text, options;
   std::string name;       // named in the error where it does not compile
@@ -56,15 +48,8 @@ Executable compile(const sycl::queue& queue, const Source& source) {
   ext::include_files headers;
   for (const lanes::SourceFile& file : lanes::embedded_files) headers.add(file.name, file.text);
   // No contraction, because the order of floating-point operations is part of a rule.
-  const lanes::Widths widths = widths_of(queue);
-  std::vector<std::string> options = {"-O3",
-                                      "-I.",
-                                      "-ffp-contract=off",
-                                      "-fno-sycl-id-queries-fit-in-int",
-                                      "-DOCTAVO_LANES=" + std::to_string(widths.lanes),
-                                      "-DOCTAVO_SPAN=" + std::to_string(widths.span)};
-  std::istringstream own(source.options);
-  for (std::string option; own >> option;) options.push_back(option);
+  std::vector<std::string> options = lanes::options_of(source.options, widths_of(queue));
+  options.insert(options.end(), {"-O3", "-I.", "-ffp-contract=off", "-fno-sycl-id-queries-fit-in-int"});
   std::string log;
   try {
     auto bundle = ext::create_kernel_bundle_from_source(queue.get_context(), ext::source_language::sycl, source.text,
@@ -72,7 +57,7 @@ Executable compile(const sycl::queue& queue, const Source& source) {
     return ext::build(bundle, std::vector{device}, ext::properties{ext::build_options{options}, ext::save_log{&log}});
   } catch (const sycl::exception& error) {
     fail(source.its_failure, "kernels.sycl", source.name, " does not compile for ",
-         device.get_info<sycl::info::device::name>(), ": ", first_error(log.empty() ? error.what() : log));
+         device.get_info<sycl::info::device::name>(), ": ", lanes::first_error(log.empty() ? error.what() : log));
   }
 }
 
@@ -112,6 +97,17 @@ struct KeyHash {
   }
 };
 
+lanes::Widths find_widths(const sycl::device& device) {
+  constexpr std::size_t kPreferred = 16;
+  const auto sizes = device.get_info<sycl::info::device::sub_group_sizes>();
+  const bool has_preferred = std::find(sizes.begin(), sizes.end(), kPreferred) != sizes.end();
+  return {
+      .lanes = has_preferred ? kPreferred : *std::max_element(sizes.begin(), sizes.end()),
+      .span = 8192,
+      .largest_group = std::min<std::uint64_t>(4096, device.get_info<sycl::info::device::max_work_group_size>()),
+  };
+}
+
 struct Slot {
   std::once_flag once;
   std::optional<Program> program;
@@ -148,15 +144,12 @@ sycl::kernel compile_kernel(const sycl::queue& queue, const std::string& source,
 }
 
 lanes::Widths widths_of(const sycl::queue& queue) {
-  constexpr std::size_t kPreferred = 16;
+  static auto* const known = new std::unordered_map<sycl::device, lanes::Widths>;  // SYCL takes microseconds to answer
+  static std::mutex mutex;
   const sycl::device device = queue.get_device();
-  const auto sizes = device.get_info<sycl::info::device::sub_group_sizes>();
-  const bool has_preferred = std::find(sizes.begin(), sizes.end(), kPreferred) != sizes.end();
-  return {
-      .lanes = has_preferred ? kPreferred : *std::max_element(sizes.begin(), sizes.end()),
-      .span = 8192,
-      .largest_group = std::min<std::uint64_t>(4096, device.get_info<sycl::info::device::max_work_group_size>()),
-  };
+  const std::lock_guard lock(mutex);
+  const auto found = known->find(device);
+  return found != known->end() ? found->second : known->emplace(device, find_widths(device)).first->second;
 }
 
 }  // namespace octavo::sycl_backend

@@ -4,7 +4,6 @@
 #include <sys/sysinfo.h>
 
 #include "octavo/kernels/sycl/devices.h"
-#include "octavo/kernels/sycl/events.h"
 #include "octavo/kernels/sycl/table.h"
 
 namespace octavo::sycl_backend {

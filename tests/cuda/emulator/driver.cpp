@@ -50,7 +50,7 @@ CUcontext current() { return current_contexts.back(); }
 /// Returns the stream behind a handle; null stands for the default stream of the current context.
 CUstream behind(CUstream stream) { return stream == nullptr ? &current()->default_stream : stream; }
 
-/// Enqueues `body` for the current context's device. `memory` must be inside of one allocation.
+/// Enqueues `body` on a stream of the current context.
 template <class Body>
 CUresult enqueue(CUstream stream, Body body) {
   if (const CUresult fault = fault_of_caller(); fault != CUDA_SUCCESS) return fault;
