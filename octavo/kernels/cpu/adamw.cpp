@@ -56,11 +56,16 @@ class AdamWBlock {
       mean_.store(i, mean);
       square_.store(i, square);
     } else {  // memory is the limit: a second half would have to load everything once more
-      const Floats parameter = load_floats(parameter_ + i);
-      Floats mean, square;
-      const Ints taken = taken_moments(i, mean, square);
-      const Floats moved = rules::adamw_moved(step_, parameter, mean, square);
-      store_floats(chosen(taken, moved, parameter), parameter_ + i);
+      const Floats gradient = load_floats(gradient_ + i);
+      if (!takes(gradient)) [[unlikely]] {
+        taken_ &= whole_where_taken(*this, i);
+        return;
+      }
+      Floats mean = mean_.before(i), square = square_.before(i);
+      rules::adamw_moments(step_, gradient, mean, square);
+      mean_.store(i, mean);
+      square_.store(i, square);
+      store_floats(rules::adamw_moved(step_, load_floats(parameter_ + i), mean, square), parameter_ + i);
     }
   }
 
@@ -92,6 +97,13 @@ class AdamWBlock {
  private:
   static constexpr bool kHasCodes = StagedStateBlock<MeanMap>::kHasCodes;
 
+  /// Whether the rule takes all of these gradients: adamw_takes() in fewer instructions.
+  OCTAVO_INLINE static bool takes(const Floats& gradients) {
+    PositiveExtreme extreme;
+    extreme.take(gradients * gradients);
+    return extreme.is_finite();
+  }
+
   OCTAVO_INLINE Ints taken_moments(std::uint64_t i, Floats& mean, Floats& square) {
     mean = mean_.before(i);
     square = square_.before(i);
@@ -102,7 +114,18 @@ class AdamWBlock {
     return taken;
   }
 
-  // Few blocks have a gradient that is not taken. Looking for it in each turn would slow down all blocks.
+  // Few blocks have a gradient that is not taken. What leaves its element as it is would slow down all blocks.
+
+  /// Does both halves of a state without codes, and leaves everything as it is where a gradient is not taken. Returns
+  /// in which lanes all are taken.
+  [[gnu::noinline]] static IntVector whole_where_taken(AdamWBlock block, std::uint64_t i) {
+    const Floats parameter = load_floats(block.parameter_ + i);
+    Floats mean, square;
+    const Ints taken = block.taken_moments(i, mean, square);
+    const Floats moved = rules::adamw_moved(block.step_, parameter, mean, square);
+    store_floats(chosen(taken, moved, parameter), block.parameter_ + i);
+    return in_all(taken);
+  }
 
   /// Does the first half once more, and leaves the moments as they are where a gradient is not taken.
   [[gnu::noinline]] static AdamWBlock gone_through_again(AdamWBlock block) {

@@ -100,40 +100,39 @@ OCTAVO_INLINE const float* load_gradients(const StepOperands& operands, std::uin
 template <std::uint64_t kStateBits>
 class Prefetch {
  public:
-  OCTAVO_INLINE explicit Prefetch(const StepOperands& operands)
-      : parameter_(operands.parameter, bytes_of(operands.parameter_format) * kLanes),
-        gradient_(operands.gradient, bytes_of(operands.gradient_format) * kLanes),
-        tail_(operands.tail, kLanes),
-        mean_(operands.mean.values, state_bytes(operands.mean.format, kLanes)),
-        square_(operands.square.values, state_bytes(operands.square.format, kLanes)) {}
-
-  OCTAVO_INLINE void turn() {
-    parameter_.turn();
-    gradient_.turn();
-    mean_.turn();
-    if (square_.next) square_.turn();
-    if (tail_.next) tail_.turn();
+  /// Takes up the block that begins at element `first`.
+  OCTAVO_INLINE void begin(const StepOperands& operands, std::uint64_t first) {
+    const std::uint64_t ahead = first + 4 * kStepBlock;
+    gradient_ = at(operands.gradient, ahead * bytes_of(operands.gradient_format));
+    parameter_ = at(operands.parameter, ahead * bytes_of(operands.parameter_format));
+    mean_ = at(operands.mean.values, state_bytes(operands.mean.format, ahead));
+    // a tensor that a step lacks: lines that are asked for anyway cost less than a branch in each turn
+    square_ = operands.square.values ? at(operands.square.values, state_bytes(operands.square.format, ahead)) : mean_;
+    tail_ = operands.tail ? at(operands.tail, ahead) : mean_;
+  }
+  OCTAVO_INLINE void turn(std::uint64_t i) const {
+    ask<32>(parameter_, i);
+    ask<32>(gradient_, i);
+    ask<kStateBits>(mean_, i);
+    ask<kStateBits>(square_, i);
+    ask<8>(tail_, i);
   }
 
  private:
-  /// One tensor's memory. A turn uses up to kBits for each element; where it uses less, lines are asked for more than
-  /// once.
+  OCTAVO_INLINE static const char* at(const void* memory, std::uint64_t bytes) {
+    return static_cast<const char*>(memory) + bytes;
+  }
+  /// Asks for what a turn uses of a tensor with up to kBits for each element. Where it has fewer, the lines of two
+  /// blocks are asked for, each of them in two blocks.
   template <std::uint64_t kBits>
-  struct Stream {
-    static constexpr std::uint64_t kTurnsAhead = 4 * kStepBlock / kLanes;
-    static constexpr std::uint64_t kLines = (kBits * kLanes / 8 + kCacheLineBytes - 1) / kCacheLineBytes;
-    const char* next = nullptr;
-    std::uint64_t stride;
-    OCTAVO_INLINE Stream(const void* memory, std::uint64_t bytes_of_turn) : stride(bytes_of_turn / kLines) {
-      if (memory) next = static_cast<const char*>(memory) + kTurnsAhead * bytes_of_turn;
+  OCTAVO_INLINE static void ask(const char* block, std::uint64_t i) {
+    constexpr std::uint64_t kBytes = kBits * kLanes / 8;
+    for (std::uint64_t byte = 0; byte < kBytes; byte += kCacheLineBytes) {
+      __builtin_prefetch(block + i * kBits / 8 + byte);
     }
-    OCTAVO_INLINE void turn() {
-      for (std::uint64_t line = 0; line < kLines; ++line, next += stride) __builtin_prefetch(next);
-    }
-  };
-  Stream<32> parameter_, gradient_;
-  Stream<8> tail_;
-  Stream<kStateBits> mean_, square_;
+  }
+
+  const char *parameter_ = nullptr, *gradient_ = nullptr, *mean_ = nullptr, *square_ = nullptr, *tail_ = nullptr;
 };
 
 /// Goes through the blocks of a tensor in two halves. The first half of each block and the second half of the block
@@ -160,12 +159,13 @@ OCTAVO_INLINE bool for_step_blocks(const StepOperands& operands, std::uint64_t c
   typename Block::Room rooms[2];
   Block blocks[2] = {Block(step, rooms[0]), Block(step, rooms[1])};
   Block *now = &blocks[0], *before = &blocks[1];
-  Prefetch<Block::kStateBits> prefetch(operands);
+  Prefetch<Block::kStateBits> prefetch;
   bool takes_all = true;
   for (std::uint64_t first = 0; first < count; first += kStepBlock) {
     now->begin(operands, first, smaller(kStepBlock, count - first));
+    prefetch.begin(operands, first);
     for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) {
-      prefetch.turn();
+      prefetch.turn(i);
       now->first(i);
       before->second(i);
     }
