@@ -64,7 +64,7 @@ using PositionTuples = std::vector<std::tuple<std::uint64_t, std::uint64_t, std:
 std::vector<Outer::Position> positions_of(const PositionTuples& positions) {
   std::vector<Outer::Position> all;
   for (const auto& [rounds, waiting, bytes, at_start, from_anchor, drifted, sent] : positions) {
-    all.push_back({rounds, waiting, bytes, at_start, from_anchor, {drifted, sent}});
+    all.push_back({rounds, Outer::Waiting{waiting}, bytes, at_start, from_anchor, {drifted, sent}});
   }
   return all;
 }
@@ -103,7 +103,8 @@ void bind_outer(py::module_& m) {
              PositionTuples all;
              const py::gil_scoped_release released;
              for (const auto& [rounds, waiting, bytes, at_start, from_anchor, drifted] : outer.positions()) {
-               all.emplace_back(rounds, waiting, bytes, at_start, from_anchor, drifted.now, drifted.sent);
+               all.emplace_back(rounds, static_cast<std::uint64_t>(waiting), bytes, at_start, from_anchor, drifted.now,
+                                drifted.sent);
              }
              return all;
            })

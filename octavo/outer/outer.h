@@ -101,11 +101,15 @@ class OCTAVO_API Outer {
   /// Both wait for rounds under way.
   std::map<std::string, at::Tensor> shared_state();
   std::map<std::string, at::Tensor> own_state();
-  /// For each fragment: the number of its rounds; whether a round waits for its step (0, 1, or 2 where that round was
-  /// not finite), and the bytes that it sent; whether no step was made since a round arrived; whether ranks began at
-  /// the anchor; how far they have drifted.
+  /// What waits for its step: nothing, the means of a round, or a round that was not finite. The numbers are in saved
+  /// states.
+  enum class Waiting : std::uint64_t { nothing = 0, means = 1, not_finite = 2 };
+  /// For each fragment: the number of its rounds; what waits for its step, and the bytes that its round sent; whether
+  /// no step was made since a round arrived; whether ranks began at the anchor; how far they have drifted.
   struct Position {
-    std::uint64_t rounds, waiting, wire_bytes;
+    std::uint64_t rounds;
+    Waiting waiting;
+    std::uint64_t wire_bytes;
     bool is_at_start, starts_at_anchor;
     Fragment::Drifted drifted;
   };

@@ -87,7 +87,9 @@ std::vector<Outer::Position> Outer::positions() {
   std::vector<Position> all;
   for (Round& round : rounds_) {
     wait_for(round);
-    const std::uint64_t waiting = !round.arrived ? 0 : round.arrived->finite ? 1 : 2;
+    const Waiting waiting = !round.arrived          ? Waiting::nothing
+                            : round.arrived->finite ? Waiting::means
+                                                    : Waiting::not_finite;
     const std::uint64_t wire_bytes = round.arrived ? round.arrived->wire_bytes : 0;
     all.push_back({round.fragment->compressor().step(), waiting, wire_bytes, round.is_at_start,
                    round.fragment->starts_at_anchor(), round.fragment->drifted()});
@@ -113,7 +115,7 @@ void Outer::require_fits(const Tensors& tensors, const std::vector<Position>& po
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
     require_values("anchor/", rounds_[f]);
     if (options_.has_momentum()) require_values("momentum/", rounds_[f]);
-    if (positions[f].waiting != 0) require_values("arrived/", rounds_[f]);
+    if (positions[f].waiting != Waiting::nothing) require_values("arrived/", rounds_[f]);
   }
 }
 
@@ -126,9 +128,9 @@ void Outer::restore(const Tensors& tensors, const std::vector<Position>& positio
     round.is_at_start = positions[f].is_at_start;
     round.fragment->set_starts_at_anchor(positions[f].starts_at_anchor);
     round.fragment->set_drifted(positions[f].drifted);
-    if (positions[f].waiting != 0) {
+    if (positions[f].waiting != Waiting::nothing) {
       scatter(tensors, "arrived/", round.fragment->differences());
-      round.arrived = Arrival{positions[f].waiting == 1, {}, positions[f].wire_bytes, {}};
+      round.arrived = Arrival{positions[f].waiting == Waiting::means, {}, positions[f].wire_bytes, {}};
     }
   }
   steps_ = steps;

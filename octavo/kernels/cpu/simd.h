@@ -74,7 +74,7 @@ OCTAVO_INLINE FloatVector exchange_lanes(FloatVector vector, std::uint32_t x) {
       _mm256_xor_si256(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(static_cast<int>(x)));
   return reinterpret_cast<FloatVector>(_mm256_permutevar8x32_ps(reinterpret_cast<__m256>(vector), from));
 #else
-  FloatVector exchanged;
+  FloatVector exchanged = {};
   for (std::uint32_t lane = 0; lane < kVectorFloats; ++lane) exchanged[lane] = vector[lane ^ x];
   return exchanged;
 #endif
