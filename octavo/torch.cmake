@@ -104,6 +104,7 @@ add_library(octavo SHARED
   comm/compressor_stats.cpp
   comm/sent_momenta.cpp
   comm/all_reduce.cpp
+  comm/forked_children.cpp
   comm/serial_queue.cpp
   comm/ddp_hook.cpp
   comm/fsdp_hook.cpp

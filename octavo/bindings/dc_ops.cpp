@@ -68,12 +68,12 @@ at::Tensor dc_release_param(at::Tensor a, long graph_id, long id, long n_users) 
 
 std::vector<at::Tensor> dc_allgather_params_fused(at::TensorList params, long graph_id, at::IntArrayRef ids,
                                                   const Dtypes& dtypes) {
-  return on_graph(graph_id, ids, [&](dc::Engine& engine) {
-    std::vector<at::Tensor> gathered =
-        engine.allgather_params_fused(graph_id, ids.vec(), dtypes.value_or(std::vector<at::ScalarType>()));
-    if (params.size() == ids.size()) return gathered;
+  if (params.size() != ids.size()) {
     fail(ErrorCode::invalid_argument, "dc.allgather_params_fused", "expected a traced parameter for each of ",
          ids.size(), " numbers, got ", params.size());
+  }
+  return on_graph(graph_id, ids, [&](dc::Engine& engine) {
+    return engine.allgather_params_fused(graph_id, ids.vec(), dtypes.value_or(std::vector<at::ScalarType>()));
   });
 }
 

@@ -137,8 +137,8 @@ void bind_engine(py::module_& m) {
       .def("set_states", &Engine::set_states, py::arg("ds_id"), py::arg("states"))
       .def("restore", &Engine::restore, no_gil)
       .def("offloaded_bytes", &Engine::offloaded_bytes)
-      .def("give_up_pass", &Engine::give_up_pass)
-      .def("drop_gradients", &Engine::drop_gradients)
+      .def("give_up_pass", &Engine::give_up_pass, no_gil)
+      .def("drop_gradients", &Engine::drop_gradients, no_gil)
       .def("ignore_gradients", &Engine::ignore_gradients, py::arg("ignores"))
       .def("ignores_gradients", &Engine::ignores_gradients)
       .def("start_forward", &Engine::start_forward)
@@ -148,7 +148,7 @@ void bind_engine(py::module_& m) {
       .def("invalidate_gathered_params", &Engine::invalidate_gathered_params)
       .def("gather_updated", &Engine::gather_updated, no_gil)
       .def("reduced_params", &Engine::reduced_params)
-      .def("sent_bytes", &Engine::sent_bytes);
+      .def("sent_bytes", &Engine::sent_bytes, no_gil);
 }
 
 }  // namespace

@@ -76,6 +76,8 @@ bool read_number(std::string_view option, Number& number) {
 }
 
 [[noreturn]] void refuse_name(const CodecText& text) {
+  if (text.name == "dgc") text.refuse("it needs a share of the values, as in dgc:0.001");
+  if (text.name == "delta") text.refuse("it needs a codec, as in delta+int4");
   std::string names;
   for (const std::string_view own : kOfPlans) names.append(own).append(", ");
   for (const std::string& known : codec_names()) names.append(known).append(", ");

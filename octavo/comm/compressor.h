@@ -348,9 +348,9 @@ class OCTAVO_API Compressor {
   Collective collective_;
   Verdict verdict_;
   SchedulePool schedules_;
-  std::shared_ptr<const Plan> plan_;
-  std::optional<AutoPlan> auto_;               // only where plan_ has choices and there are several ranks
-  Clock::time_point first_ready_, last_done_;  // of the step's buckets
+  std::shared_ptr<const Plan> plan_, plan_before_;  // that before: while parameters still point to it
+  std::optional<AutoPlan> auto_;                    // only where plan_ has choices and there are several ranks
+  Clock::time_point first_ready_, last_done_;       // of the step's buckets
   std::vector<Parameter> parameters_;
   StateStore state_;
   SentMomenta momenta_;

@@ -77,8 +77,7 @@ void Compressor::use(const Plan& plan) {
          " measures the exchanges of DistributedDataParallel between all ranks: with fully_shard, ZeRO and ",
          "ranks_per_host name a plan, such as ", plan.choices->back().text());
   }
-  // kept here, because the parameters still point to it
-  const std::shared_ptr<const Plan> before = std::exchange(plan_, std::make_shared<const Plan>(plan));
+  plan_before_ = std::exchange(plan_, std::make_shared<const Plan>(plan));
   const auto map_text = [](const ParameterPlan* of_one) {
     std::string text = of_one && of_one->map ? of_one->map->text() : "";
     if (!text.empty() && of_one->feedback) text.append("+").append(of_one->feedback->text());
@@ -103,6 +102,7 @@ void Compressor::use(const Plan& plan) {
     if (is_mapped && !same_map && !was_loaded_) state_.clear(i, parameter.roles);
     if (is_mapped) parameter.roles.insert(parameter.roles.end(), {kResidual, kMapMemory});
   }
+  plan_before_.reset();
   forget_unused();
   auto_.reset();
   if (plan_->choices && world_size() > 1) {

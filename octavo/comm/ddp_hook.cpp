@@ -173,6 +173,12 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
 std::function<std::uint64_t()> register_ddp_hook(c10d::Reducer& reducer, std::shared_ptr<Compressor> compressor,
                                                  const std::vector<at::Tensor>& parameters,
                                                  AsTorchThrows as_torch_throws) {
+  const bool are_tensors =
+      std::all_of(parameters.begin(), parameters.end(), [](const at::Tensor& one) { return one.defined(); });
+  if (compressor == nullptr || !are_tensors) {
+    fail(ErrorCode::invalid_argument, "comm.register_ddp_hook", "expected a compressor and the tensors of its ",
+         "parameters, got ", compressor ? "an undefined tensor" : "no compressor");
+  }
   auto delivered = std::make_shared<DdpHook::Count>(0);
   reducer.register_comm_hook(
       std::make_unique<DdpHook>(std::move(compressor), parameters, delivered, std::move(as_torch_throws)));

@@ -1,37 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/serial_queue.h"
 
+#include <condition_variable>
+#include <deque>
+#include <mutex>
 #include <pthread.h>
+#include <thread>
+#include <unistd.h>
 #include <utility>
 
 namespace octavo {
 
-SerialQueue::SerialQueue() : thread_([this] { run(); }) { pthread_setname_np(thread_.native_handle(), "octavo_comm"); }
+struct SerialQueue::Shared {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> jobs;
+  bool closed = false;
+  std::thread thread{[this] { run(); }};  // last: it starts when all other members exist
+
+  void run();
+};
+
+SerialQueue::SerialQueue() : process_(getpid()), shared_(std::make_unique<Shared>()) {
+  pthread_setname_np(shared_->thread.native_handle(), "octavo_comm");
+}
 
 SerialQueue::~SerialQueue() {
-  {
-    const std::lock_guard lock(mutex_);
-    closed_ = true;
+  if (getpid() != process_) {  // a condition variable would wait for its waiters, and join() for the thread
+    static_cast<void>(shared_.release());
+    return;
   }
-  changed_.notify_one();
-  thread_.join();
+  {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->closed = true;
+  }
+  shared_->changed.notify_one();
+  shared_->thread.join();
 }
 
 void SerialQueue::push(std::function<void()> job) {
   {
-    const std::lock_guard lock(mutex_);
-    jobs_.push_back(std::move(job));
+    const std::lock_guard lock(shared_->mutex);
+    shared_->jobs.push_back(std::move(job));
   }
-  changed_.notify_one();
+  shared_->changed.notify_one();
 }
 
-void SerialQueue::run() {
+void SerialQueue::Shared::run() {
   for (;;) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return closed_ || !jobs_.empty(); });
-    if (jobs_.empty()) return;
-    const auto job = std::move(jobs_.front());
-    jobs_.pop_front();
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [this] { return closed || !jobs.empty(); });
+    if (jobs.empty()) return;
+    const auto job = std::move(jobs.front());
+    jobs.pop_front();
     lock.unlock();
     job();
   }

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <condition_variable>
-#include <deque>
 #include <functional>
-#include <mutex>
-#include <thread>
+#include <memory>
+#include <sys/types.h>
 
 #include "octavo/export.h"
 
 namespace octavo {
 
 /// One thread that runs jobs in the order in which they were pushed. push() is thread-safe; a job must not throw. The
-/// destructor runs what is left and joins.
+/// destructor runs what is left and joins. In a child that was forked from the process of the thread there is no
+/// thread: the destructor leaves everything as it is there.
 class OCTAVO_API SerialQueue {
  public:
   SerialQueue();
@@ -23,13 +22,10 @@ class OCTAVO_API SerialQueue {
   void push(std::function<void()> job);
 
  private:
-  void run();
+  struct Shared;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> jobs_;
-  bool closed_ = false;
-  std::thread thread_;  // last: it starts when all other members exist
+  pid_t process_;
+  std::unique_ptr<Shared> shared_;
 };
 
 }  // namespace octavo

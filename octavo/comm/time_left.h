@@ -6,10 +6,16 @@
 
 namespace octavo {
 
+/// Returns the timeout, or a century where it is longer. No clock can add a timeout such as milliseconds::max(), by
+/// which programs say that they do not want any.
+constexpr std::chrono::milliseconds at_most_a_century(std::chrono::milliseconds timeout) {
+  return std::min<std::chrono::milliseconds>(timeout, std::chrono::years(100));
+}
+
 /// The rest of a timeout that several waits share, counted from the construction of this object.
 class TimeLeft {
  public:
-  explicit TimeLeft(std::chrono::milliseconds timeout) : end_(Clock::now() + timeout) {}
+  explicit TimeLeft(std::chrono::milliseconds timeout) : end_(Clock::now() + at_most_a_century(timeout)) {}
 
   /// Returns at least 1 ms, because to c10d 0 is no timeout.
   std::chrono::milliseconds operator()() const {

@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "octavo/comm/forked_children.h"
 #include "octavo/comm/gloo_exchange.h"
 #include "octavo/comm/shared/shared_backend.h"
+#include "octavo/comm/time_left.h"
 #include "octavo/device/scratch.h"
 #include "octavo/kernels/error.h"
 
@@ -112,12 +114,14 @@ Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds 
     : backend_(required(std::move(backend))),
       shared_(dynamic_cast<SharedBackend*>(backend_.get())),
       is_gloo_(backend_->getBackendName() == "gloo"),
-      timeout_(timeout),
+      timeout_(at_most_a_century(timeout)),
       longest_message_(longest_message),
       rank_(backend_->getRank()),
       world_size_(backend_->getSize()) {
-  if (timeout_.count() > 0) return;
-  fail(ErrorCode::invalid_argument, "comm.wire", "expected a timeout above 0 ms, got ", timeout_.count(), " ms");
+  if (timeout_.count() <= 0) {
+    fail(ErrorCode::invalid_argument, "comm.wire", "expected a timeout above 0 ms, got ", timeout_.count(), " ms");
+  }
+  keep_in_forked_children(backend_);
 }
 
 Wire::~Wire() = default;

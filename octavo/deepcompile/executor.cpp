@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "octavo/deepcompile/required.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/device/stream_event.h"
 #include "octavo/kernels/error.h"
@@ -18,21 +19,13 @@ namespace {
 
 constexpr const char* kOfExecutor = "deepcompile.executor";
 
-/// Returns what a constructor was given. Throws Error invalid_argument for a null pointer.
-template <class Pointer>
-Pointer required(Pointer given, const char* what) {
-  if (given) return given;
-  fail(ErrorCode::invalid_argument, "deepcompile.executor", "expected ", what, ", got none: an engine has them from ",
-       "its first graph on");
-}
-
 }  // namespace
 
 CustomOpExecutor::CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
                                    std::shared_ptr<DSParamRegistry> param_registry,
                                    std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
                                    c10::Stream rs_stream, c10::Stream copy_stream, bool pre_div_reduce)
-    : process_group_(std::move(process_group)),
+    : process_group_(required(std::move(process_group), "a process group")),
       param_registry_(required(std::move(param_registry), "a registry of parameters")),
       reduce_buckets_(required(std::move(reduce_buckets), "buckets of gradients")),
       ds_ids_(std::move(ds_ids)),

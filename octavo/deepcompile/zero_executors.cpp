@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "octavo/deepcompile/host_copy.h"
+#include "octavo/deepcompile/required.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
 
@@ -25,8 +26,8 @@ ReducingExecutor::ReducingExecutor(c10::intrusive_ptr<c10d::ProcessGroup> proces
                                    c10::Stream rs_stream, c10::Stream copy_stream, std::shared_ptr<GradientSum> sum,
                                    std::shared_ptr<const Flags> flags)
     : CustomOpExecutor(std::move(process_group), std::move(param_registry), std::move(reduce_buckets),
-                       std::move(ds_ids), rs_stream, copy_stream, flags->pre_div_reduce),
-      sum_(std::move(sum)),
+                       std::move(ds_ids), rs_stream, copy_stream, required(flags, "flags")->pre_div_reduce),
+      sum_(required(std::move(sum), "a sum of gradients")),
       flags_(std::move(flags)) {
   for (const long id : ds_ids_) sum_->owned(id);  // throws for an unknown one
 }
@@ -191,8 +192,8 @@ Z3CustomOpExecutor::Z3CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> pr
                                        std::shared_ptr<FreshGather> fresh, std::shared_ptr<const Flags> flags)
     : ReducingExecutor(std::move(process_group), std::move(param_registry), std::move(reduce_buckets),
                        std::move(ds_ids), rs_stream, copy_stream, std::move(sum), std::move(flags)),
-      gather_(std::move(gather)),
-      fresh_(std::move(fresh)) {}
+      gather_(required(std::move(gather), "a gather of parameters")),
+      fresh_(required(std::move(fresh), "a gather into new memory")) {}
 
 /// Shards change before the next step. Whole values become stale, also of parameters that other graphs share.
 void Z3CustomOpExecutor::endBackward() {

@@ -16,6 +16,18 @@ namespace {
 
 bool has_room(const at::Tensor& buffer, std::int64_t bytes) { return buffer.defined() && buffer.numel() >= bytes; }
 
+/// Copies after what the device's current stream was given, and waits. Either side may be memory of the host, which
+/// torch's own copies take for what their tensor's device says.
+void copy_at_once(void* to, const void* from, std::uint64_t bytes, c10::Device device) {
+  if (device.is_cpu()) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  const LaunchScope launch(device);
+  launch.kernels().runtime->copy(launch.queue(), to, from, bytes);
+  launch.kernels().runtime->wait(launch.queue());
+}
+
 }  // namespace
 
 std::uint8_t* reserve_on_device(at::Tensor& buffer, std::uint64_t bytes, c10::Device device) {
@@ -56,20 +68,12 @@ at::Tensor floats_at(const float* data, std::uint64_t count, c10::Device device)
 
 std::uint32_t read_word(const std::uint8_t* from, c10::Device device) {
   std::uint32_t word = 0;
-  if (device.is_cpu()) {
-    std::memcpy(&word, from, sizeof word);
-  } else {
-    elements_at(&word, at::kInt, 1, c10::kCPU).copy_(elements_at(from, at::kInt, 1, device));
-  }
+  copy_at_once(&word, from, sizeof word, device);
   return word;
 }
 
 void write_word(std::uint8_t* to, std::uint32_t word, c10::Device device) {
-  if (device.is_cpu()) {
-    std::memcpy(to, &word, sizeof word);
-  } else {
-    elements_at(to, at::kInt, 1, device).copy_(elements_at(&word, at::kInt, 1, c10::kCPU));
-  }
+  copy_at_once(to, &word, sizeof word, device);
 }
 
 ScratchFloats::ScratchFloats(c10::Device device, std::uint64_t count, at::Tensor& kept_by_thread)

@@ -49,9 +49,11 @@ class DefaultDevice {
 
   void free(void* memory) {
     if (memory == nullptr) return;
-    const auto known = take(memory);
+    const std::size_t bytes = bytes_at(memory);
     wait();
-    managed_.free(queue_, memory, known);
+    managed_.free(queue_, memory, bytes);
+    const std::lock_guard lock(mutex_);
+    bytes_.erase(memory);  // now, because what could not be freed stays known
   }
 
   void prefetch(void* memory, std::size_t bytes, int device) {
@@ -100,11 +102,11 @@ class DefaultDevice {
     fail(ErrorCode::invalid_argument, kWhere, "expected at most ", size - offset, " bytes from there on, got ", bytes);
   }
 
-  std::size_t take(void* memory) {
+  std::size_t bytes_at(void* memory) {
     const std::lock_guard lock(mutex_);
-    const auto found = bytes_.extract(memory);
-    if (!found) fail(ErrorCode::invalid_argument, kWhere, "expected a pointer that cget_managed_ptr gave, got another");
-    return found.mapped();
+    const auto found = bytes_.find(memory);
+    if (found != bytes_.end()) return found->second;
+    fail(ErrorCode::invalid_argument, kWhere, "expected a pointer that cget_managed_ptr gave, got another");
   }
 
   const KernelTable& table_;

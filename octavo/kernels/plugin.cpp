@@ -75,10 +75,10 @@ Plugin open(const std::string& name) {
 
 const Plugin& plugin(const std::string& name) {
   static std::mutex mutex;
-  static std::map<std::string, Plugin> opened;
+  static auto* const opened = new std::map<std::string, Plugin>;  // tensors may outlive every static object
   const std::lock_guard lock(mutex);
-  const auto found = opened.find(name);
-  return found != opened.end() ? found->second : opened.emplace(name, open(name)).first->second;
+  const auto found = opened->find(name);
+  return found != opened->end() ? found->second : opened->emplace(name, open(name)).first->second;
 }
 
 }  // namespace octavo

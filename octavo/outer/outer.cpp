@@ -191,20 +191,22 @@ std::vector<Outer::Skipped> Outer::synchronize() {
 }
 
 void Outer::send(Round& round) {
-  Fragment& fragment = *round.fragment;
-  or_fail_for_good([&] { fragment.begin_round(); });
-  const auto promise = std::make_shared<std::promise<Arrival>>();
-  round.in_exchange = promise->get_future();
-  queue_.push([this, promise, &fragment, ready = streams_.hand_over(parameters_[0].tensor.device())] {
-    try {
-      or_fail_for_good([&] {
-        throw_if_failed();  // otherwise the ranks no longer agree on which transfer is next
-        const auto on_own_stream = ready.take();
-        promise->set_value(exchange(fragment));
-      });
-    } catch (...) {
-      promise->set_exception(std::current_exception());
-    }
+  or_fail_for_good([&] {
+    Fragment& fragment = *round.fragment;
+    fragment.begin_round();
+    const auto promise = std::make_shared<std::promise<Arrival>>();
+    queue_.push([this, promise, &fragment, ready = streams_.hand_over(parameters_[0].tensor.device())] {
+      try {
+        or_fail_for_good([&] {
+          throw_if_failed();  // otherwise the ranks no longer agree on which transfer is next
+          const auto on_own_stream = ready.take();
+          promise->set_value(exchange(fragment));
+        });
+      } catch (...) {
+        promise->set_exception(std::current_exception());
+      }
+    });
+    round.in_exchange = promise->get_future();
   });
 }
 

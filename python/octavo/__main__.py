@@ -25,7 +25,7 @@ def main() -> None:
             raise
         print(
             f"error: [cli] the command octavo needs the package {missing.name}, which is not installed: "
-            f"pip install 'octavo[train]'",
+            f"pip install --no-build-isolation '.[train]' in Octavo's folder installs all that it needs",
             file=sys.stderr,
         )
         sys.exit(EXIT_FAILED)

@@ -42,7 +42,9 @@ def include_dirs(sycl: bool = False) -> list[str]:
     if not sycl:
         return own
     if not (_SYCL / "include" / "sycl" / "sycl.hpp").exists():
-        raise NotImplementedError("[build.include_dirs] SYCL's headers are not installed: pip install 'octavo[sycl]'")
+        raise NotImplementedError(
+            "[build.include_dirs] SYCL's headers are not installed: pip install intel-sycl-rt intel-opencl-rt"
+        )
     return [*own, str(_SYCL / "include")]
 
 

@@ -127,7 +127,7 @@ class SendsMomenta:
         """Guards these parameters and no others."""
         for guard in self._guards:
             guard.remove()
-        self._guards = [self._guard(*pair) for pair in name_of.items() if pair[0].requires_grad]
+        self._guards = [self._guard(*pair) for pair in name_of.items()]
 
     def _guard(self, parameter: nn.Parameter, name: str) -> Any:
         """Makes a backward pass raise RuntimeError if it would add a gradient to a momentum: the sum could not be
@@ -149,4 +149,8 @@ class SendsMomenta:
                 )
             delivered_before = delivered()
 
-        return parameter.register_hook(check)
+        # torch takes a hook only of what needs a gradient, and keeps it while that is frozen
+        needs_gradient = parameter.requires_grad
+        guard = parameter.requires_grad_(True).register_hook(check)
+        parameter.requires_grad_(needs_gradient)
+        return guard

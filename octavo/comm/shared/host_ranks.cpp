@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "octavo/comm/all_gather_value.h"
+#include "octavo/comm/time_left.h"
 #include "octavo/comm/wire.h"
 #include "octavo/kernels/error.h"
 #include "octavo/kernels/round_up.h"
@@ -94,7 +95,7 @@ HostRanks::HostRanks(int rank, std::vector<std::shared_ptr<MemoryFile>> files, m
     : rank_(rank),
       process_(getpid()),
       files_(std::move(files)),
-      timeout_(timeout),
+      timeout_(at_most_a_century(timeout)),
       blocks_(std::make_shared<SharedBlocks>(files_[static_cast<std::size_t>(rank)],
                                              bytes_before_blocks(static_cast<int>(files_.size())))) {
   for (const auto& file : files_) processes_.emplace_back(file->name().process);

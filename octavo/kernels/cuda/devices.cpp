@@ -4,7 +4,6 @@
 #include <array>
 #include <deque>
 #include <mutex>
-#include <sys/types.h>
 #include <unistd.h>
 
 namespace octavo::cuda_backend {
@@ -94,8 +93,7 @@ CUstream stream_of(Queue queue) {
 }
 
 CurrentContext::CurrentContext(int device) {
-  static const pid_t first_user = getpid();
-  if (getpid() != first_user) {
+  if (getpid() != driver().process) {
     fail(ErrorCode::unsupported, "kernels.cuda", "CUDA was used before this process was forked, and cannot be used in ",
          "both: start the process by spawn or forkserver");
   }

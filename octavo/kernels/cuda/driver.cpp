@@ -2,6 +2,7 @@
 #include "octavo/kernels/cuda/driver.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 namespace octavo::cuda_backend {
 
@@ -47,6 +48,7 @@ Driver open_driver() {
 #define OCTAVO_FIND(name, ...) find(all.name, library, kDriverFile);
   OCTAVO_CUDA_DRIVER(OCTAVO_FIND)
 #undef OCTAVO_FIND
+  all.process = getpid();
   if (const int result = all.cuInit.result(0); result != kSuccess) {
     fail(ErrorCode::unsupported, kWhere, "NVIDIA's driver cannot be used: ", words_of_driver(result));
   }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <sys/types.h>
 
 #include "octavo/kernels/error.h"
 
@@ -113,6 +114,7 @@ std::string words_of_nvrtc(int result);
 #define OCTAVO_WORDS words_of_driver
 struct Driver {
   OCTAVO_CUDA_DRIVER(OCTAVO_MEMBER)
+  pid_t process = 0;  // that called cuInit: what is forked from it later cannot use the driver
 };
 #undef OCTAVO_WORDS
 #define OCTAVO_WORDS words_of_nvrtc

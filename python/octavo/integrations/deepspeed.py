@@ -28,7 +28,7 @@ try:
     from deepspeed.accelerator.abstract_accelerator import DeepSpeedAccelerator
 except ModuleNotFoundError as missing:
     raise ImportError(
-        f"[integrations.deepspeed] the package deepspeed does not import (pip install 'octavo[deepspeed]'): {missing}"
+        f"[integrations.deepspeed] the package deepspeed does not import (pip install deepspeed): {missing}"
     ) from missing
 
 # Together with what OctavoAccelerator defines, these are all public names of DeepSpeed's class.

@@ -154,7 +154,7 @@ class DistributedLion(JoinedOptimizer, Lion):
     def _enter_phase(self) -> None:
         if self._handle is None:
             return
-        ours = [parameter for parameter in self._parameters() if parameter.requires_grad]
+        ours = [parameter for parameter in self._parameters() if parameter in self._sent]  # also those frozen meanwhile
         self._betas_of_handle = self._betas(self.param_groups[0])
         self._handle.keep_own_momenta(ours, *self._betas_of_handle)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``torch.sycl``: the device ``sycl``, with the names that users know from ``torch.cuda``.
 
-``import octavo.sycl`` makes the device where its run time is installed (``pip install octavo[sycl]``).
+``import octavo.sycl`` makes the device where its run time is installed (``pip install intel-sycl-rt intel-opencl-rt``).
 ``import octavo`` does not, because ``torch.accelerator`` serves one device type at a time, and that is ``sycl`` from
 then on. ``OCTAVO_ACCELERATOR=sycl`` and ``octavo train --device sycl`` import it themselves. torch has one place for a
 device of another library: where it is taken, no device is made, and ``why_missing()`` says so. Import it before the

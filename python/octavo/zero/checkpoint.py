@@ -153,11 +153,22 @@ def _digests(folder: Path, names: Sequence[str], group: dist.ProcessGroup) -> di
 
 
 def _require_unchanged(newest: Path, group: dist.ProcessGroup) -> None:
-    """Raises ValueError where a file of this rank's share has other bytes than were written. Checkpoints of versions
-    that wrote no digests are taken as they are."""
-    if not (newest / _DIGESTS).is_file():
+    """Raises ValueError where a file of this rank's share has other bytes than were written. A checkpoint without
+    digests is taken as it is, with a warning."""
+    digests = newest / _DIGESTS
+    if not digests.is_file():
+        if newest.is_dir():
+            warnings.warn(
+                f"[zero.load_checkpoint] {digests} is missing, so that damaged files would not be noticed", stacklevel=6
+            )
         return
-    written = json.loads((newest / _DIGESTS).read_text())
+    try:
+        written = json.loads(digests.read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"[zero.load_checkpoint] {digests} is damaged: {error}; restore the file, or continue from another "
+            f"checkpoint"
+        ) from error
     for name, digest in _digests(newest, sorted(written), group).items():
         if written[name] != digest:
             raise ValueError(

@@ -112,6 +112,7 @@ class ZeroEngine:
             self.load_optimizer_state([states], self.optimizer_options())
         del states, kept  # all of each parameter's, on every rank
         self._micro_batches, self._steps = 0, 0
+        self._renewals = 0  # how often `take_own_parts` was called
         self._has_gradients = False
         self._failure: str | None = None  # the error that a backward pass, a step or a load has ended with
         self._take_gradients()
@@ -300,16 +301,29 @@ class ZeroEngine:
         """A context in which all parameters are whole, on all ranks, which call it together. It is for reading or
         saving ``module.state_dict()``, and for passes without gradients that ranks make by themselves.
 
-        In stages 1 and 2 parameters are always whole. What is written to them is lost where a rank has its part in
-        other memory: in stage 3, and with ``gather``.
+        In stages 1 and 2 parameters are always whole. Where a rank has its part in other memory, in stage 3 and with
+        ``gather``, what is written to them is lost, and RuntimeError is raised at the end of the context: load weights
+        before ``octavo.initialize``, and checkpoints by ``load_checkpoint``.
         """
         if self._gathering is not None:
             self._gathering.gather_all()
+        before = self._changes()
         try:
             yield
         finally:
+            changed = [name for name, changes in self._changes().items() if changes != before[name]]
             if self._gathering is not None:
                 self._gathering.leave_all()
+        if changed and set_up.has_parts_apart(self.config):
+            raise RuntimeError(
+                f"[zero.gathered] {changed[0]}{f' and {len(changed) - 1} others' if changed[1:] else ''} changed in "
+                f"engine.gathered(), and this change is lost, because the ranks keep their parts in other memory: load "
+                f"weights before octavo.initialize, and a checkpoint by engine.load_checkpoint"
+            )
+
+    def _changes(self) -> dict[str, int]:
+        """Returns how often each parameter was written to, but for what the engine did."""
+        return {name: parameter._version - self._renewals for name, parameter in self._parameters.items()}
 
     def _reduce(self, name: str, parameter: Tensor) -> None:
         """Hands over the gradient of a parameter, once backward has it. There is none where a compiled graph has
@@ -430,6 +444,7 @@ class ZeroEngine:
         """Updates what modules compute with after ``parts`` were changed, by a step or outside of one. All ranks call
         it, between passes."""
         torch.autograd.graph.increment_version(self.parts)  # graphs made before have seen other values
+        self._renewals += 1
         if self._gathering is None:
             self._engine.gather_updated()
         else:

@@ -44,6 +44,12 @@ def in_step(error: BaseException, optimizer: Optimizer) -> RuntimeError | None:
     # torch names the operator where DTensors do not have it
     if not isinstance(error, NotImplementedError | RuntimeError) or "aten." not in str(error):
         return None
+    if "mixed torch.Tensor and DTensor" in str(error):
+        return RuntimeError(
+            f"[zero.step] {type(optimizer).__name__} has states of whole parameters, and this rank steps its parts of "
+            f"them: load the state of a whole model into the optimizer before octavo.initialize, and a checkpoint of "
+            f"an engine by engine.load_checkpoint"
+        )
     is_fused = any(group.get("fused") for group in optimizer.param_groups)
     return RuntimeError(
         f"[zero.step] {type(optimizer).__name__} works with operators that torch does not have for the parts of "

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -55,10 +56,12 @@ class Gathering:
         self._visits: list[int] = []  # the modules of this pass, in the order in which they needed their parameters
         self._last_visits: list[int] = []
         self._own: list[list[int]] = []  # the parameters of each module
+        self._names = list(names)
+        self._unresizable: set[int] = set()  # what numpy shares
         self._refusals = [
             f"[zero.gathering] {name} is not whole on rank {engine.compressor.rank} outside of its module's forward "
             f"and backward: read it in engine.gathered(), or call the module that has it"
-            for name in names
+            for name in self._names
         ]
         for id in range(len(self._wholes)):
             self._empty(id)
@@ -105,9 +108,18 @@ class Gathering:
         self._there.discard(id)
 
     def _empty(self, id: int) -> None:
-        if self._bytes[id] > 0:
+        if self._bytes[id] == 0:
+            return
+        if self._storages[id].resizable():
             self._storages[id].resize_(0)
-            _C.forbid_access(self._wholes[id], self._refusals[id])
+        elif id not in self._unresizable:
+            self._unresizable.add(id)
+            warnings.warn(
+                f"[zero.gathering] {self._names[id]} keeps the memory of all of its elements from now on, because "
+                f"numpy() has given it to an array: call .clone().numpy()",
+                stacklevel=2,
+            )
+        _C.forbid_access(self._wholes[id], self._refusals[id])
 
     def release_all(self) -> None:
         """Releases all parameters that no context holds, also those that had no gradient in this backward pass."""
@@ -136,7 +148,8 @@ class Gathering:
             return
         for id in needed:
             _C.allow_access(self._wholes[id])
-            self._storages[id].resize_(self._bytes[id])
+            if id not in self._unresizable:
+                self._storages[id].resize_(self._bytes[id])
         self._engine.gather_into(needed, [self._wholes[id] for id in needed])
         self._there.update(needed)
         self._moving.update(needed)

@@ -40,7 +40,7 @@ def compilable(config: ZeroConfig, compiled: CompileConfig, device_type: str, op
         backend=compiled.backend,
         device=device_type,
         paged_by=paging_optimizer(optimizer),
-        has_parts_apart=_has_parts_apart(config),
+        has_parts_apart=has_parts_apart(config),
     )
     require_compilable(compiled, setting)
     return setting
@@ -119,11 +119,11 @@ def share_out(
         first, count = engine.owned(whole.numel())
         values = whole.view(-1)[first : first + count]
         gradient = torch.zeros_like(values)
-        values = values.clone() if _has_parts_apart(config) else values
+        values = values.clone() if has_parts_apart(config) else values
         if config.zero_stage == 3:
             engine.register_z3_param(id, list(whole.shape), values, gradient, False, name, exempt[name])
         else:
-            own_part = values if _has_parts_apart(config) else None
+            own_part = values if has_parts_apart(config) else None
             engine.register_param(id, list(whole.shape), whole, gradient, first, name, exempt[name], own_part)
         parts[parameter] = OwnPart.of(values, gradient, whole.numel(), mesh)
     return parts
@@ -153,6 +153,6 @@ def register_graph(engine: _C.Engine, config: ZeroConfig, parameters: int, *, is
         )
 
 
-def _has_parts_apart(config: ZeroConfig) -> bool:
+def has_parts_apart(config: ZeroConfig) -> bool:
     """Whether a rank's part of a parameter has memory of its own, apart from the whole parameter."""
     return config.zero_stage == 3 or config.gather is not None

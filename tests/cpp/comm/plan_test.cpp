@@ -306,6 +306,8 @@ TEST(Plan, ARefusalSaysFirstWhatIsWrongAndShowsALongTextInPart) {
   EXPECT_EQ(said("int9").find(
                 "[comm.plan] 'int9' is no plan: there is no codec of this name; there are auto, delta, dgc, dense"),
             0);
+  EXPECT_EQ(said("dgc").find("[comm.plan] 'dgc' is no plan: it needs a share of the values, as in dgc:0.001"), 0);
+  EXPECT_EQ(said("delta").find("[comm.plan] 'delta' is no plan: it needs a codec, as in delta+int4"), 0);
   EXPECT_EQ(
       said("dgc:0.01+clip:1+clip:2").find("[comm.plan] 'dgc:0.01+clip:1+clip:2' is no plan: only dgc clips, once"), 0);
   EXPECT_LT(said("int4" + std::string(100'000, '+')).size(), 700U);

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "octavo/comm/time_left.h"
 #include "octavo/kernels/error.h"
 #include "tests/cpp/ranks.h"
 
@@ -149,6 +150,10 @@ TEST(Wire, OneMessageForAllAndPartsOfABufferTravelByAnyBackEnd) {
       }
     }
   });
+}
+
+TEST(TimeLeft, ATimeoutThatNoClockCanAddIsALongOne) {
+  EXPECT_GT(TimeLeft(milliseconds::max())(), std::chrono::years(99));
 }
 
 }  // namespace

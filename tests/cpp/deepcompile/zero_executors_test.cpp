@@ -119,15 +119,24 @@ class ZeroExecutorsTest : public testing::Test {};
 using Stages = testing::Types<dc::Z1CustomOpExecutor, dc::Z2CustomOpExecutor>;
 TYPED_TEST_SUITE(ZeroExecutorsTest, Stages);
 
-TYPED_TEST(ZeroExecutorsTest, NeedARegistryAndBuckets) {
+TYPED_TEST(ZeroExecutorsTest, NeedAllThatTheyAreGiven) {
   const auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 1);
   const c10::Stream stream(c10::Stream::DEFAULT, c10::DeviceType::CPU);
   const auto registry = std::make_shared<dc::DSParamRegistry>();
-  const auto make = [&](const std::shared_ptr<dc::DSParamRegistry>& of) {
-    TypeParam(group, of, nullptr, {}, stream, stream, nullptr);
+  const auto buckets = std::make_shared<dc::DoubleBufferedReduceBucket>(10, true);
+  const auto flags = std::make_shared<const dc::Flags>();
+  using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+  const auto is_missed = [&](const char* what, const Group& of, const auto& given_registry, const auto& given_buckets,
+                             const auto& given_flags) {
+    const std::string refusal =
+        refusal_of([&] { TypeParam(of, given_registry, given_buckets, {}, stream, stream, nullptr, given_flags); });
+    return refusal.find(std::string("expected ") + what + ", got none") != std::string::npos;
   };
-  EXPECT_NE(refusal_of([&] { make(nullptr); }).find("expected a registry of parameters, got none"), std::string::npos);
-  EXPECT_NE(refusal_of([&] { make(registry); }).find("expected buckets of gradients, got none"), std::string::npos);
+  EXPECT_TRUE(is_missed("a process group", Group(), registry, buckets, flags));
+  EXPECT_TRUE(is_missed("a registry of parameters", group, nullptr, buckets, flags));
+  EXPECT_TRUE(is_missed("buckets of gradients", group, registry, nullptr, flags));
+  EXPECT_TRUE(is_missed("flags", group, registry, buckets, nullptr));
+  EXPECT_TRUE(is_missed("a sum of gradients", group, registry, buckets, flags));
 }
 
 TYPED_TEST(ZeroExecutorsTest, EveryRankGetsTheAveragesOfItsPart) {

@@ -46,3 +46,22 @@ def test_without_a_driver_the_reason_says_so(tmp_path: Path) -> None:
     code = "import octavo; print(octavo._C.backends())"
     output = run(PLUGIN, "-c", code, LD_LIBRARY_PATH=str(tmp_path))
     assert "[kernels.cuda] NVIDIA's driver is not installed, or cannot be loaded: " in output
+
+
+def test_a_child_of_a_process_that_has_looked_for_devices_is_told_to_be_spawned(emulator: dict[str, str]) -> None:
+    code = """
+import ctypes, os, sys
+from octavo import _C
+_C.backends()  # initializes the driver, which cannot be used in a forked child
+child = os.fork()
+if child == 0:
+    library = ctypes.CDLL(os.path.join(os.path.dirname(_C.__file__), "lib", "liboctavo_core.so"))
+    library.cget_managed_ptr.restype = ctypes.c_void_p
+    library.cget_managed_ptr.argtypes = [ctypes.c_size_t]
+    library.octavo_last_error.restype = ctypes.c_char_p
+    is_refused = library.cget_managed_ptr(4096) is None
+    print(library.octavo_last_error().decode(), flush=True)
+    os._exit(0 if is_refused else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    assert "CUDA was used before this process was forked" in run(PLUGIN, "-c", code, **emulator)

@@ -97,7 +97,7 @@ def test_the_command_says_what_to_install(clean_python, command):
     said = run(clean_python.parent / words[0], *words[1:], "info", ok=False)
     assert re.search(  # the error is below torch's own warning that there is no NumPy
         r"^error: \[cli\] the command octavo needs the package (typer|rich), which is not installed: "
-        r"pip install 'octavo\[train\]'$",
+        r"pip install --no-build-isolation '\.\[train\]' in Octavo's folder installs all that it needs$",
         said,
         re.MULTILINE,
     )

@@ -378,3 +378,31 @@ def test_the_checkpoint_of_another_optimizer_changes_nothing(two_ranks, tmp_path
     for said, after in two_ranks.run(load_what_does_not_fit, str(tmp_path / "one"), "another optimizer"):
         assert "this is the state of another optimizer than SGD: its options have amsgrad, " in said
         assert not after
+
+
+def load_damaged_digests(rank: int, folder: str, how: str) -> tuple[str, list[str]]:
+    engine = engine_of(net(), 1)
+    train(engine, rank, 1)
+    engine.save_checkpoint(folder)
+    torch.distributed.barrier()
+    digests = Path(folder) / "latest" / "sha256.json"
+    if rank == 0:
+        digests.unlink() if how == "missing" else digests.write_text(digests.read_text()[:50])
+    torch.distributed.barrier()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        error = (
+            ""
+            if how == "missing" and engine.load_checkpoint(folder) is None
+            else error_of(lambda: engine.load_checkpoint(folder))
+        )
+    return error, [str(one.message) for one in said if "[zero." in str(one.message)]
+
+
+@pytest.mark.parametrize("how", ["missing", "cut"])
+def test_digests_that_are_missing_or_damaged_are_named(two_ranks, tmp_path, how):
+    for error, said in two_ranks.run(load_damaged_digests, str(tmp_path), how):
+        if how == "missing":
+            assert not error and len(said) == 1 and "sha256.json is missing" in said[0]
+        else:
+            assert "sha256.json is damaged" in error and not said

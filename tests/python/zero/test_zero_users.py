@@ -339,6 +339,68 @@ def test_a_copy_of_the_model_is_a_model_by_itself(two_ranks, stage):
         assert same and losses == plain
 
 
+def read_as_numpy(rank: int) -> tuple[list[float], list[str], bool]:
+    """torch cannot resize memory that it has given to numpy."""
+    engine = engine_of(net(), 3)
+    losses = train(engine, rank, 2)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with engine.gathered():
+                arrays = {name: tensor.numpy() for name, tensor in engine.module.state_dict().items()}
+                same = all(
+                    torch.equal(torch.from_numpy(arrays[name]), p) for name, p in engine.module.named_parameters()
+                )
+    return losses + train(engine, rank, 2), [str(one.message) for one in said], same
+
+
+def test_parameters_may_be_read_by_numpy(two_ranks):
+    for (losses, said, same), plain in zip(two_ranks.run(read_as_numpy), two_ranks.run(of_plain), strict=True):
+        assert losses == plain and same
+        assert len(said) == len(set(said)) == sum(1 for _ in net().parameters())
+        assert all("keeps the memory of all of its elements from now on" in one for one in said)
+
+
+def write_in_gathered(rank: int, config: dict) -> tuple[str, list[float]]:
+    model = net()
+    engine = octavo.initialize(model, adamw(model), config)
+    losses = train(engine, rank, 2)
+    other = {name: torch.ones_like(tensor) for name, tensor in net().state_dict().items()}
+
+    def load() -> None:
+        with engine.gathered():
+            model.load_state_dict(other)
+
+    said = error_of(load)
+    with engine.gathered():  # reading is no change, nor is a step
+        train(engine, rank, 1)
+    return said, losses
+
+
+@pytest.mark.parametrize("config", [{"zero_stage": 3}, {"zero_stage": 2, "gather": "bf16"}])
+def test_what_is_written_to_gathered_parameters_is_not_lost_without_a_word(two_ranks, config):
+    for said, _ in two_ranks.run(write_in_gathered, config):
+        assert said.startswith("RuntimeError: [zero.gathered] ") and "load weights before octavo.initialize" in said
+
+
+def load_after_initialize(rank: int) -> str:
+    model, plain = net(), net()
+    of_plain = adamw(plain)
+    plain(inputs_of(rank)).sum().backward()
+    of_plain.step()
+    optimizer = adamw(model)
+    engine = octavo.initialize(model, optimizer, {"zero_stage": 1})
+    optimizer.load_state_dict(of_plain.state_dict())
+    engine.backward(engine(inputs_of(rank)).sum())
+    return error_of(engine.step)
+
+
+def test_the_state_of_a_whole_model_that_is_loaded_too_late_is_refused_by_its_cause(two_ranks):
+    for said in two_ranks.run(load_after_initialize):
+        assert said.startswith("RuntimeError: [zero.step] AdamW has states of whole parameters")
+        assert "before octavo.initialize" in said
+
+
 # ---- compiled
 
 

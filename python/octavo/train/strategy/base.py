@@ -112,7 +112,8 @@ class Strategy(ABC):
 
     @abstractmethod
     def state_bytes(self) -> tuple[int, int]:
-        """Returns the bytes on this rank of the optimizer's state, and of what the exchange keeps from step to step."""
+        """Returns the bytes on this rank of the optimizer's state, and of what the exchange keeps from step to step, as
+        it is saved: in memory each residual is kept twice."""
 
     def options(self) -> dict[str, Any]:
         """Returns what summary.json says of the strategy besides the options of the run."""
