@@ -82,7 +82,7 @@ def train(engine: Engine, rank: int, steps: int = 4) -> list[float]:
 def error_of(attempt: Callable[[], object]) -> str:
     try:
         attempt()
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 

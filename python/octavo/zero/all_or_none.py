@@ -46,9 +46,7 @@ def described(error: BaseException) -> tuple[bool, str]:
     """Returns whether an error is an OSError, and what it says."""
     said = str(error)
     text = said if said.startswith("[") else f"{type(error).__name__}: {said}"
-    if isinstance(error, OSError) and error.strerror:
-        text = error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
-    return isinstance(error, OSError), text
+    return isinstance(error, OSError), getattr(error, "strerror", None) or text
 
 
 def error_of(failed: Mapping[int, tuple[bool, str]], where: str, what: str) -> OSError | RuntimeError:

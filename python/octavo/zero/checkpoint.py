@@ -153,8 +153,8 @@ def _digests(folder: Path, names: Sequence[str], group: dist.ProcessGroup) -> di
 
 
 def _require_unchanged(newest: Path, group: dist.ProcessGroup) -> None:
-    """Raises ValueError where a file of this rank's share has other bytes than were written. A checkpoint without
-    digests is taken as it is, with a warning."""
+    """Raises ValueError where a file of this rank's share has other bytes than were written, FileNotFoundError where it
+    is missing. A checkpoint without digests is taken as it is, with a warning."""
     digests = newest / _DIGESTS
     if not digests.is_file():
         if newest.is_dir():
@@ -169,6 +169,11 @@ def _require_unchanged(newest: Path, group: dist.ProcessGroup) -> None:
             f"[zero.load_checkpoint] {digests} is damaged: {error}; restore the file, or continue from another "
             f"checkpoint"
         ) from error
+    missing = [newest / name for name in sorted(written) if not (newest / name).is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"[zero.load_checkpoint] {missing[0]} is missing: restore the file, or continue from another checkpoint"
+        )
     for name, digest in _digests(newest, sorted(written), group).items():
         if written[name] != digest:
             raise ValueError(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -260,7 +261,7 @@ class ZeroEngine:
             raise RuntimeError("[zero.clip_grad_norm_] call it between the last backward() of a step and step()")
         gradients = self._reduced_gradients()
         squares = total_norm(gradients).double().square()
-        dist.all_reduce(squares, group=self._group)
+        self._all_reduce(squares, dist.ReduceOp.SUM, "clip_grad_norm_")
         norm = squares.sqrt()
         if norm.isfinite():
             factor = clip_factor(norm, max_norm)
@@ -282,8 +283,21 @@ class ZeroEngine:
         """Whether all gradients of all ranks are finite. All ranks call it together, after the last micro-batch of a
         step. Where it is False, call ``drop_gradients`` in the place of ``step``."""
         flag = all_finite(self._reduced_gradients()).to(torch.int32)
-        dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._group)
+        self._all_reduce(flag, dist.ReduceOp.MIN, "has_finite_gradients")
         return bool(flag)
+
+    def _all_reduce(self, value: Tensor, by: dist.ReduceOp.RedOpType, what: str) -> None:
+        """Reduces one number over the ranks, in place. Waits no longer than the engine does elsewhere: the process
+        group has a timeout of its own. After an error the engine refuses to go on."""
+        try:
+            dist.all_reduce(value, by, group=self._group, async_op=True).wait(timedelta(seconds=self.config.timeout_s))
+        except RuntimeError as error:
+            self.fail(error)
+            rebuild = "the process group and the engine must be rebuilt"
+            if "timed out" in str(error).lower():
+                late = f"another rank did not answer within {self.config.timeout_s:g} s"
+                raise TimeoutError(f"[zero.{what}] rank {self._group.rank()}: {late}; {rebuild}") from error
+            raise RuntimeError(f"[zero.{what}] another rank was lost ({error}); {rebuild}") from error
 
     def drop_gradients(self) -> None:
         """Drops the gradients of this step, in the place of ``step`` or between the micro-batches of a step. The next

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import signal
 import warnings
@@ -387,7 +388,12 @@ def load_damaged_digests(rank: int, folder: str, how: str) -> tuple[str, list[st
     torch.distributed.barrier()
     digests = Path(folder) / "latest" / "sha256.json"
     if rank == 0:
-        digests.unlink() if how == "missing" else digests.write_text(digests.read_text()[:50])
+        if how == "a file":
+            next(digests.parent.glob("*.distcp")).unlink()
+        elif how == "missing":
+            digests.unlink()
+        else:
+            digests.write_text(digests.read_text()[:50])
     torch.distributed.barrier()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -399,10 +405,12 @@ def load_damaged_digests(rank: int, folder: str, how: str) -> tuple[str, list[st
     return error, [str(one.message) for one in said if "[zero." in str(one.message)]
 
 
-@pytest.mark.parametrize("how", ["missing", "cut"])
+@pytest.mark.parametrize("how", ["missing", "cut", "a file"])
 def test_digests_that_are_missing_or_damaged_are_named(two_ranks, tmp_path, how):
     for error, said in two_ranks.run(load_damaged_digests, str(tmp_path), how):
         if how == "missing":
             assert not error and len(said) == 1 and "sha256.json is missing" in said[0]
-        else:
+        elif how == "cut":
             assert "sha256.json is damaged" in error and not said
+        else:
+            assert re.search(r"\[zero.load_checkpoint\] .*distcp is missing: restore the file", error)

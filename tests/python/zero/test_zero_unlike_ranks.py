@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fsdp_runs import Block, batch_of
 from rank_pool import RankPool
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from zero_runs import error_of, inputs_of, net
 
 import octavo
 
@@ -176,3 +178,28 @@ def test_the_death_of_a_rank_ends_the_step_of_the_others(stage, compiled, shared
     said = (tmp_path / "said").read_text()
     assert "rank 0: rank 1 (process" in said if shared else "rank 0: an exchange with a peer failed" in said, said
     assert "; it happened in the " in said
+
+
+def wait_for_a_late_rank(rank: int, what: str) -> tuple[float, str]:
+    """The group's own timeout is half an hour."""
+    group = torch.distributed.new_group()
+    model = net()
+    config = {"zero_stage": 2, "timeout_s": 2}
+    engine = octavo.initialize(model, adamw(model), config, group=group)
+    engine.backward(engine(inputs_of(rank)).sum())
+    if rank == 1:
+        time.sleep(5)
+    began, said = time.monotonic(), ""
+    try:
+        engine.clip_grad_norm_(1.0) if what == "clip" else engine.has_finite_gradients()
+    except TimeoutError as error:
+        said = f"{error}, then {error_of(engine.step)}"
+    return time.monotonic() - began, said
+
+
+@pytest.mark.parametrize("what", ["clip", "finite"])
+def test_no_wait_is_longer_than_the_timeout_of_the_engine(two_ranks, what):
+    (waited_s, said), _ = two_ranks.run(wait_for_a_late_rank, what)
+    assert 1.9 < waited_s < 4.5
+    assert "rank 0: another rank did not answer within 2 s" in said
+    assert "then RuntimeError: [zero.step] this engine has ended with an error before" in said
