@@ -117,7 +117,7 @@ class Gathering:
             warnings.warn(
                 f"[zero.gathering] {self._names[id]} keeps the memory of all of its elements from now on, because "
                 f"numpy() has given it to an array: call .clone().numpy()",
-                stacklevel=2,
+                stacklevel=7,
             )
         _C.forbid_access(self._wholes[id], self._refusals[id])
 

@@ -488,3 +488,17 @@ def train_uneven_batches(rank: int) -> tuple[torch.Tensor, int]:
 def test_a_rank_without_data_joins_the_steps_of_the_others(two_ranks):
     (first, first_steps), (second, second_steps) = two_ranks.run(train_uneven_batches)
     assert first_steps == second_steps == 6 and torch.equal(first, second)
+
+
+def hook_without_compressor(rank: int) -> str:
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    try:
+        octavo._C.register_ddp_hook(model.reducer, None, list(model.parameters()))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_hook_without_a_compressor_is_refused(two_ranks):
+    for said in two_ranks.run(hook_without_compressor):
+        assert said.startswith("[comm.register_ddp_hook] expected a compressor")
