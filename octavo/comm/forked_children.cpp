@@ -5,15 +5,17 @@
 
 #include <mutex>
 #include <pthread.h>
-#include <vector>
+#include <unordered_set>
+
+#include "octavo/kernels/fork.h"
 
 namespace octavo {
 
 namespace {
 
 struct Backends {
-  std::mutex mutex;  // held over forks
-  std::vector<c10::weak_intrusive_ptr<c10d::Backend>> all;
+  std::mutex mutex;                              // held over forks
+  std::unordered_multiset<c10d::Backend*> kept;  // not weak pointers, which would put off destructors here, too
 };
 
 Backends& backends() {
@@ -21,28 +23,28 @@ Backends& backends() {
   return *known;
 }
 
-/// In the child: owns every back end that is still there, for good.
+/// In the child, which has no other thread: owns every back end that is still there, for good.
 void keep_all() {
-  for (const auto& backend : backends().all) static_cast<void>(backend.lock().release());
+  using Pointer = c10::intrusive_ptr<c10d::Backend>;
+  for (c10d::Backend* const backend : backends().kept) static_cast<void>(Pointer::reclaim_copy(backend).release());
 }
 
 bool watch_forks() {
-  return pthread_atfork([] { backends().mutex.lock(); }, [] { backends().mutex.unlock(); },
-                        [] {
-                          keep_all();
-                          backends().mutex.unlock();
-                        }) == 0;
+  hold_over_forks<[]() -> std::mutex& { return backends().mutex; }>();
+  return pthread_atfork(nullptr, nullptr, keep_all) == 0;
 }
 
 }  // namespace
 
-void keep_in_forked_children(const c10::intrusive_ptr<c10d::Backend>& backend) {
+void keep_in_children(c10d::Backend* backend) {
   [[maybe_unused]] static const bool is_watching = watch_forks();
   const std::lock_guard lock(backends().mutex);
-  const c10::weak_intrusive_ptr<c10d::Backend> watched(backend);
-  auto& all = backends().all;
-  std::erase_if(all, [&](const auto& known) { return known.expired() || known == watched; });
-  all.push_back(watched);
+  backends().kept.insert(backend);
+}
+
+void let_go_in_children(c10d::Backend* backend) {
+  const std::lock_guard lock(backends().mutex);
+  backends().kept.erase(backends().kept.find(backend));
 }
 
 }  // namespace octavo

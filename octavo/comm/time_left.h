@@ -12,10 +12,15 @@ constexpr std::chrono::milliseconds at_most_a_century(std::chrono::milliseconds 
   return std::min<std::chrono::milliseconds>(timeout, std::chrono::years(100));
 }
 
+/// Returns when a timeout ends that begins now.
+inline std::chrono::steady_clock::time_point end_of(std::chrono::milliseconds timeout) {
+  return std::chrono::steady_clock::now() + at_most_a_century(timeout);
+}
+
 /// The rest of a timeout that several waits share, counted from the construction of this object.
 class TimeLeft {
  public:
-  explicit TimeLeft(std::chrono::milliseconds timeout) : end_(Clock::now() + at_most_a_century(timeout)) {}
+  explicit TimeLeft(std::chrono::milliseconds timeout) : end_(end_of(timeout)) {}
 
   /// Returns at least 1 ms, because to c10d 0 is no timeout.
   std::chrono::milliseconds operator()() const {

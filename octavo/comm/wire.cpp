@@ -121,10 +121,10 @@ Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds 
   if (timeout_.count() <= 0) {
     fail(ErrorCode::invalid_argument, "comm.wire", "expected a timeout above 0 ms, got ", timeout_.count(), " ms");
   }
-  keep_in_forked_children(backend_);
+  keep_in_children(backend_.get());
 }
 
-Wire::~Wire() = default;
+Wire::~Wire() { let_go_in_children(backend_.get()); }
 
 void Wire::count(std::span<const Parcel> parcels) {
   for (int peer = 0; peer < world_size_; ++peer) {

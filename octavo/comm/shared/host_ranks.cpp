@@ -95,7 +95,7 @@ HostRanks::HostRanks(int rank, std::vector<std::shared_ptr<MemoryFile>> files, m
     : rank_(rank),
       process_(getpid()),
       files_(std::move(files)),
-      timeout_(at_most_a_century(timeout)),
+      timeout_(timeout),
       blocks_(std::make_shared<SharedBlocks>(files_[static_cast<std::size_t>(rank)],
                                              bytes_before_blocks(static_cast<int>(files_.size())))) {
   for (const auto& file : files_) processes_.emplace_back(file->name().process);
@@ -127,8 +127,7 @@ void HostRanks::require(Awaited outcome, int peer, const char* what, millisecond
 void HostRanks::await(const SharedWord& word, std::uint32_t value, int peer, const char* answer,
                       milliseconds timeout) const {
   const auto outcome = await_word(
-      word, steady_clock::now() + timeout, [&](std::uint32_t now) { return now == value; },
-      [&] { return has_gone(peer); });
+      word, end_of(timeout), [&](std::uint32_t now) { return now == value; }, [&] { return has_gone(peer); });
   require(outcome, peer, answer, timeout);
 }
 
@@ -161,7 +160,7 @@ void HostRanks::require_free_slot() {
   if (readers.load(std::memory_order_acquire) == 0) return;
   int gone = 0;
   const auto outcome = await_word(
-      readers, steady_clock::now() + timeout_, [](std::uint32_t count) { return count == 0; },
+      readers, end_of(timeout_), [](std::uint32_t count) { return count == 0; },
       [&] {
         for (int peer = 0; peer < world_size(); ++peer) {
           if (peer != rank_ && has_gone(gone = peer)) return true;
@@ -249,7 +248,7 @@ int Posting::world_size() const { return ranks_->world_size(); }
 
 void Posting::await(milliseconds timeout) {
   if (is_awaited_) return;
-  const auto deadline = steady_clock::now() + timeout;
+  const auto deadline = end_of(timeout);
   for (int peer = 0; peer < ranks_->world_size(); ++peer) {
     if (peer == ranks_->rank()) continue;
     const auto index = static_cast<std::size_t>(peer);

@@ -114,7 +114,8 @@ class AdamWBlock {
     return taken;
   }
 
-  // Few blocks have a gradient that is not taken. What leaves its element as it is would slow down all blocks.
+  // Few blocks have a gradient that is not taken. The instructions that leave its element as it is would slow down all
+  // blocks.
 
   /// Does both halves of a state without codes, and leaves everything as it is where a gradient is not taken. Returns
   /// in which lanes all are taken.

@@ -14,14 +14,8 @@ namespace octavo::cuda_backend {
 void* allocate_memory(int device, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment);
 void free_memory(int device, void* memory);
 
-// events.cpp: the functions of DeviceRuntime for events
-Event create_event();
-void destroy_event(Event);
-void record(Event, Queue);
-bool is_done(Event);
-void wait_for(Event);
-void block(Queue, Event);
-double elapsed_ms(Event start, Event end);
+// events.cpp
+#include "octavo/kernels/lanes/events.inc"
 
 extern const DeviceRuntime runtime;
 extern const ManagedMemory managed;

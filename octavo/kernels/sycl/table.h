@@ -12,14 +12,8 @@ Kernel compile_user_kernel(Queue, const std::string& source, const std::string& 
 void launch_user_kernel(Queue, Kernel, std::uint64_t groups, std::uint64_t group_size, const KernelArgument* arguments,
                         std::uint64_t argument_count);
 
-// events.cpp: the functions of DeviceRuntime for events
-Event create_event();
-void destroy_event(Event);
-void record(Event, Queue);
-bool is_done(Event);
-void wait_for(Event);
-void block(Queue, Event);
-double elapsed_ms(Event start, Event end);
+// events.cpp
+#include "octavo/kernels/lanes/events.inc"
 
 extern const DeviceRuntime runtime;
 extern const ManagedMemory managed;

@@ -47,6 +47,7 @@ _OF_RANKS = ("residuals", "about")
 LATEST = "latest"
 _ASIDE = ".aside"
 _DIGESTS = "sha256.json"
+_RESTORE = "restore the file, or continue from another checkpoint"
 
 
 def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
@@ -165,20 +166,15 @@ def _require_unchanged(newest: Path, group: dist.ProcessGroup) -> None:
     try:
         written = json.loads(digests.read_text())
     except ValueError as error:
-        raise ValueError(
-            f"[zero.load_checkpoint] {digests} is damaged: {error}; restore the file, or continue from another "
-            f"checkpoint"
-        ) from error
+        raise ValueError(f"[zero.load_checkpoint] {digests} is damaged: {error}; {_RESTORE}") from error
     missing = [newest / name for name in sorted(written) if not (newest / name).is_file()]
     if missing:
-        raise FileNotFoundError(
-            f"[zero.load_checkpoint] {missing[0]} is missing: restore the file, or continue from another checkpoint"
-        )
+        raise FileNotFoundError(f"[zero.load_checkpoint] {missing[0]} is missing: {_RESTORE}")
     for name, digest in _digests(newest, sorted(written), group).items():
         if written[name] != digest:
             raise ValueError(
                 f"[zero.load_checkpoint] {newest / name} is damaged: its bytes are not those that were written; "
-                f"restore the file, or continue from another checkpoint"
+                f"{_RESTORE}"
             )
 
 

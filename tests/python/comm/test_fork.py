@@ -50,3 +50,27 @@ def test_a_forked_child_frees_what_it_has_inherited(what: str) -> None:
     code = FORKING.format(making=MAKING[what], step=STEP[what])
     exit_code, said, complaint = run_code(code, what, timeout_s=50)
     assert (exit_code, said) == (0, "both have ended\n"), complaint
+
+
+LETTING_GO = """
+import os
+import torch, torch.distributed as dist
+import octavo
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(4, 64)
+model(x).sum().backward()  # starts torch's own threads
+before = len(os.listdir("/proc/self/task"))
+{making}
+{step}
+during = len(os.listdir("/proc/self/task"))
+del handle
+print(during > before, len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+def test_what_children_would_keep_is_still_let_go_of_here() -> None:
+    code = LETTING_GO.format(making=MAKING["outer"], step=STEP["outer"])
+    exit_code, said, complaint = run_code(code, timeout_s=50)
+    assert (exit_code, said) == (0, "True 0\n"), complaint

@@ -17,15 +17,16 @@ from octavo.optim import OneBitAdamW
 FROZEN = range(2, 5)
 
 
-def two_layers(rank: int, **options) -> DistributedDataParallel:
+def two_layers() -> DistributedDataParallel:
     torch.manual_seed(0)
-    return DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), **options)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    return DistributedDataParallel(model, find_unused_parameters=True)
 
 
 def signs_with_a_frozen_part(rank: int, name: str, event: str) -> tuple[list[float], torch.Tensor]:
     """Freezes the second layer in three steps, in one of which `event` happens. Returns the size of its momentum after
     each step, and its weight in the end."""
-    model = two_layers(rank, find_unused_parameters=True)
+    model = two_layers()
     optimizer = build(name, model.parameters())
     handle = octavo.compress(model, "sign-vote", optimizer=optimizer)
     frozen, norms = model.module[1], []
@@ -55,7 +56,7 @@ def test_a_part_that_is_frozen_for_a_while_keeps_its_momentum(two_ranks, name, e
 
 def forget_zero_grad(rank: int, was_frozen: bool) -> str | None:
     """Lets the second layer be frozen when the warm-up ends, and then adds its gradient to a momentum."""
-    model = two_layers(rank, find_unused_parameters=True)
+    model = two_layers()
     optimizer = OneBitAdamW(model.parameters(), lr=0.01, warmup_steps=3)
     octavo.compress(model, "sign+ef", optimizer=optimizer)
     first, second = model.module

@@ -397,11 +397,7 @@ def load_damaged_digests(rank: int, folder: str, how: str) -> tuple[str, list[st
     torch.distributed.barrier()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        error = (
-            ""
-            if how == "missing" and engine.load_checkpoint(folder) is None
-            else error_of(lambda: engine.load_checkpoint(folder))
-        )
+        error = error_of(lambda: engine.load_checkpoint(folder))
     return error, [str(one.message) for one in said if "[zero." in str(one.message)]
 
 
