@@ -59,7 +59,7 @@ def train(
     ] = _DEFAULT.gather,
     compile: Annotated[
         bool,
-        typer.Option("--compile", help="With --zero: compile the model's graphs; on sycl they run aten's operators."),
+        typer.Option("--compile", help="Compile the model by torch.compile; on sycl its graphs run aten's operators."),
     ] = False,
     outer: Annotated[
         int,
@@ -91,7 +91,8 @@ def train(
     ] = _DEFAULT.outer_spread,
     model: Annotated[str, typer.Option(help="tiny, small, 220m or the CONFIG.json of a LLaMA.")] = _DEFAULT.model,
     device: Annotated[
-        str, typer.Option(help="cpu, sycl, or auto: octavo.get_accelerator(), or the CPU where that has no kernels.")
+        str,
+        typer.Option(help="cpu, cuda, sycl, or auto: octavo.get_accelerator(), or the CPU where that has no kernels."),
     ] = _DEFAULT.device,
     precision: Annotated[
         str, typer.Option(help="fp32 or bf16; auto is bf16 where it is known to be faster.")
@@ -177,7 +178,7 @@ def _run(config: TrainConfig) -> int:
         if run.outer:
             octavo._C.Outer.require_plan(run.parsed_plan)
     if config.gather is not None:
-        octavo.Plan(config.gather)
+        octavo._C.require_gather(octavo.Plan(config.gather))
     # The heavy imports come after the options are known to be good.
     from octavo.train.launch.world import launched_outside
 

@@ -34,7 +34,7 @@ class TrainConfig:
     fragments, learning rate, momentum (None: its own rule decides) and whether that is spread over steps; with `outer`
     0 ranks exchange gradients in every step. `zero` is the stage of ZeRO and `gather` the codec by which it sends
     parameters (None: as they are); with `zero` 0 each rank has all of the model and of the optimizer's state.
-    `compile`: whether ZeRO compiles the model's graphs.
+    `compile`: whether `torch.compile` compiles the training's passes.
     """
 
     data: str | None = None

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused of the options of `octavo train`, in one sentence each.
-
-What is not supported yet (`--compile` without `--zero`, devices other than the CPU and sycl) is refused, never ignored.
-"""
+"""What is refused of the options of `octavo train`, in one sentence each."""
 
 from __future__ import annotations
 
@@ -29,11 +26,10 @@ _HINTS = {"clip_norm": "; leave it out for no clipping"}
 
 
 def check(config: TrainConfig) -> None:
-    """Raises ValueError for options that make no sense, exclude each other or are not supported."""
+    """Raises ValueError for options that make no sense or exclude each other."""
     _check_ranges(config)
     _check_names(config)
     _check_compare(config)
-    _refuse_what_is_not_supported(config)
     _check_outer(config)
     _check_zero(config)
     _check_optimizer(config)
@@ -100,15 +96,6 @@ def _check_compare(config: TrainConfig) -> None:
         refuse(f"--plan {config.plan} and --compare exclude each other: --compare names the plans itself")
 
 
-def _refuse_what_is_not_supported(config: TrainConfig) -> None:
-    if config.zero not in (0, 1, 2, 3):
-        refuse(f"--zero must be 0, 1, 2 or 3, not {config.zero}")
-    if config.compile and not config.zero:
-        refuse("--compile is not supported without --zero yet: leave it out, or take --zero 1, 2 or 3")
-    if config.device not in ("auto", "cpu", "sycl"):
-        refuse(f"--device {config.device} is not supported yet; auto, cpu and sycl are")
-
-
 def _check_outer(config: TrainConfig) -> None:
     for run in config.runs:
         if run.outer and run.optimizer_name not in STEPPED_ALONE:
@@ -129,6 +116,8 @@ def _check_outer(config: TrainConfig) -> None:
 
 
 def _check_zero(config: TrainConfig) -> None:
+    if config.zero not in (0, 1, 2, 3):
+        refuse(f"--zero must be 0, 1, 2 or 3, not {config.zero}")
     if not config.zero:
         if config.gather is not None:
             refuse(f"--gather {config.gather} needs --zero, whose parameters it sends: --zero 1, 2 or 3")

@@ -3,22 +3,29 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 import octavo
-from octavo.train.launch.world import env_number
+from octavo.train.launch.world import World, env_number
 
 
 def choose(name: str) -> torch.device:
     """Returns the device that `--device` means on this rank, and makes it the current one.
 
     `auto` is the device of `octavo.get_accelerator()` where Octavo has kernels for it, else the CPU. The ranks of one
-    machine take its devices in turn. Raises NotImplementedError, with the reason, where there is none.
+    machine take its devices in turn. Raises NotImplementedError, with the reason, where there is none, or where Octavo
+    has no kernels for it.
     """
     accelerator = octavo.accelerator.accelerator_named(_auto() if name == "auto" else name)
+    kernels = octavo._C.backend_status(accelerator.device_name())
+    if not kernels["available"]:
+        raise NotImplementedError(
+            f"[train.device] Octavo has no kernels for {name} here: {kernels['reason']}; --device cpu works everywhere"
+        )
     local_rank = env_number("LOCAL_RANK", default=env_number("RANK", default=0))
     accelerator.set_device(local_rank % accelerator.device_count())
     return accelerator.device(accelerator.current_device())
@@ -30,13 +37,29 @@ def describe(device: torch.device, name: str) -> str:
     return str(device) if present == device.type else f"{device} (Octavo has no kernels for {present} here)"
 
 
-def group_for(device: torch.device, timeout_s: float) -> dist.ProcessGroup | None:
+def group_for(device: torch.device, world: World, timeout_s: float) -> dist.ProcessGroup | None:
     """Returns the group whose collectives take tensors of `device`; None means the default group. All ranks call it
     together."""
     if device.type == "cpu":
         return None
-    backend = _accelerator_of(device).communication_backend_name()
-    return dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
+    return dist.new_group(backend=collectives_for(device, world), timeout=timedelta(seconds=timeout_s))
+
+
+def collectives_for(device: torch.device, world: World) -> str:
+    """Returns the name of c10d's back end for tensors of `device`, the same on all ranks, which call it together.
+
+    NCCL refuses two ranks of one GPU. Gloo takes them, with copies through the host.
+    """
+    name = _accelerator_of(device).communication_backend_name()
+    places = world.gather((socket.gethostname(), str(device)))
+    if name != "nccl":
+        return name
+    return "cpu:gloo,cuda:nccl" if len(set(places)) == world.size else "gloo"
+
+
+def compiler_for(device: torch.device) -> str:
+    """Returns the back end of `torch.compile` for the device: Inductor generates no code for sycl."""
+    return "aot_eager" if device.type == "sycl" else "inductor"
 
 
 def reset_peak(device: torch.device) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,11 +26,12 @@ ERROR_MARK = "error: "
 DIVERGED = "the run has diverged"
 """Words in the error of a run that has diverged, and in no other error."""
 
-ONCE_WRITABLE = (
-    "once the disk has room and can be written to, the same command continues from the last checkpoint, if there is one"
-)
+CONTINUES = "the same command continues from the last checkpoint, if there is one"
+"""What would work after most failures."""
+ONCE_WRITABLE = f"once the disk has room and can be written to, {CONTINUES}"
 """What would work where a file of a run cannot be written."""
 
+_PLACE_IN_GLOO = re.compile(r"^\[\S*gloo/\S+:\d+\] ")
 _GLOO_MARKS = ("gloo/", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
@@ -49,7 +51,7 @@ def refuse(sentence: str) -> NoReturn:
 def sentence(error: BaseException) -> str:
     """Returns the one line that tells a person what went wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else type(error).__name__
+    text = _PLACE_IN_GLOO.sub("", lines[0]) if lines else type(error).__name__
     # A bare KeyError('x') reads as "'x'": such messages need their type to make sense.
     spoken = isinstance(error, (JobError, PeerLost, ValueError, TypeError, OSError, RuntimeError))
     return text if spoken else f"{type(error).__name__}: {text}"

@@ -87,8 +87,9 @@ def test_version_and_cmake_dir(octavo_cli):
     [
         ("--zero 1 --outer 4", "--zero 1 and rounds of local steps exclude each other"),
         ("--zero 1 --gather int9", "int9"),
-        ("--compile", "--compile is not supported without --zero yet"),
-        ("--device xpu", "--device xpu is not supported yet"),
+        ("--zero 1 --gather int8+ef", "parameters are gathered by a codec alone, such as int8, bf16 or fp8"),
+        ("--zero 1 --gather topk:0.1", "topk:0.1"),
+        ("--device tpu", "--device must be auto, cpu, cuda, xpu or sycl, not 'tpu'"),
         ("--steps 0", "--steps must be at least 1, not 0"),
         (
             "--optimizer sgd",

@@ -59,8 +59,6 @@ pytestmark = pytest.mark.timeout(30)
         ),
         (dict(out=""), "--out is empty; it must name a directory"),
         (dict(zero=4), "--zero must be 0, 1, 2 or 3, not 4"),
-        (dict(compile=True), "--compile is not supported without --zero yet: leave it out"),
-        (dict(device="cuda"), "--device cuda is not supported yet; auto, cpu and sycl are"),
         (
             dict(optimizer="onebit-adamw", plan="dense"),
             "--optimizer onebit-adamw needs a sign plan such as sign or sign+ef, not 'dense'",

@@ -19,7 +19,7 @@ from train_runs import clean_environment, nano_config, read_curve, train_command
 
 from octavo.cores import usable_cores
 from octavo.train.config import TrainConfig
-from octavo.train.errors import EXIT_JOB, EXIT_PEER, EXIT_RANK, exit_code
+from octavo.train.errors import EXIT_JOB, EXIT_PEER, EXIT_RANK, exit_code, sentence
 from octavo.train.launch import launcher, world
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.ranks]
@@ -70,6 +70,11 @@ def test_a_deadline_of_the_wire_is_a_peers_fault_and_any_other_is_not():
     )
     assert exit_code(TimeoutError(late)) == EXIT_PEER
     assert exit_code(TimeoutError("a lock of the file system")) == EXIT_RANK
+
+
+def test_the_place_in_gloos_sources_is_no_part_of_the_sentence():
+    lost = RuntimeError("[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: reset by peer")
+    assert (sentence(lost), exit_code(lost)) == ("Read error: reset by peer", EXIT_PEER)
 
 
 def test_output_that_nobody_reads_ends_a_rank_with_a_sentence(play):

@@ -63,6 +63,30 @@ def test_a_device_that_is_absent_is_refused_with_the_reason(detection):
         devices.choose("cuda")
 
 
+def test_a_device_without_kernels_is_refused_with_the_reason(detection):
+    detection.setattr(CUDA_Accelerator, "is_available", lambda self: True)
+    with pytest.raises(NotImplementedError, match=r"^\[train\.device\] Octavo has no kernels for cuda here: .*driver"):
+        devices.choose("cuda")
+
+
+class Peers:
+    """Ranks of which each has named a host and a device."""
+
+    def __init__(self, *places: tuple[str, str]) -> None:
+        self.places, self.size = list(places), len(places)
+
+    def gather(self, own: tuple[str, str]) -> list[tuple[str, str]]:
+        return self.places
+
+
+def test_ranks_that_share_a_gpu_take_gloo_which_nccl_would_refuse(detection):
+    detection.setattr(CUDA_Accelerator, "is_available", lambda self: True)
+    gpu = torch.device("cuda", 0)
+    assert devices.collectives_for(gpu, Peers(("a", "cuda:0"), ("a", "cuda:1"))) == "cpu:gloo,cuda:nccl"
+    assert devices.collectives_for(gpu, Peers(("a", "cuda:0"), ("b", "cuda:0"))) == "cpu:gloo,cuda:nccl"
+    assert devices.collectives_for(gpu, Peers(("a", "cuda:0"), ("a", "cuda:0"))) == "gloo"
+
+
 def test_ranks_of_a_machine_take_turns_over_its_devices(detection):
     chosen = []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from killed_runs import Stop, stop_after_step
+from killed_runs import Stop, killed_and_resumed, stop_after_step
 from rich.console import Console
 from test_train_job import UNEVEN
 from train_runs import nano_config, read_curve, run_as_rank, solo_world
@@ -33,16 +33,6 @@ DELAYED = dict(outer=4, outer_delay=2, outer_fragments=2)
 def world():
     with solo_world() as one:
         yield one
-
-
-def killed_and_resumed(rank: int, whole: TrainConfig, broken: TrainConfig, last: int) -> tuple[str, str]:
-    """Returns the parameters' digests of a run that was not stopped, and of one that was stopped after step `last` and
-    resumed."""
-    expected = run_as_rank(rank, whole)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
-        stop_after_step(patch, last)
-        run_as_rank(rank, broken)
-    return expected["replicas_sha256"], run_as_rank(rank, broken)["replicas_sha256"]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "paged-adamw8bit", "lion8bit"])

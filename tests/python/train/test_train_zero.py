@@ -95,18 +95,6 @@ def test_it_is_the_training_of_ddp(two_ranks, by_ddp, tmp_path, stage):
     assert 0.95 * least < sent < 1.05 * most
 
 
-def test_compiled_graphs_train_as_well(two_ranks, tmp_path):
-    model = tmp_path / "one-layer.json"  # one layer, because a second one would compile the same code again
-    model.write_text(json.dumps(NANO | {"num_hidden_layers": 1}))
-    of_ddp = nano_config(tmp_path, model=str(model), plan="dense", grad_accum=2, clip_norm=0.5)
-    expected = whole_run(two_ranks, of_ddp)
-    config = dataclasses.replace(of_ddp, zero=3, compile=True, out=str(tmp_path / "compiled"))
-    summary = whole_run(two_ranks, config)
-    assert losses(config) == pytest.approx(losses(of_ddp), rel=1e-4)
-    assert summary["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-4)
-    assert summary["compile"] is True
-
-
 @pytest.mark.parametrize("stage", [2, 3])
 def test_the_files_of_a_run_are_those_of_any(two_ranks, by_ddp, tmp_path, stage):
     of_ddp, _ = by_ddp

@@ -48,8 +48,10 @@ def _fail(error: Exception) -> NoReturn:
     code = errors.exit_code(error)
     shared = isinstance(error, errors.JobError)
     if not shared or os.environ.get("RANK") == "0":
-        lead = "lost another rank: " if code == errors.EXIT_PEER else ""
-        print(f"{errors.ERROR_MARK}{lead}{errors.sentence(error)}", file=sys.stderr)
+        said = errors.sentence(error)
+        if code == errors.EXIT_PEER:
+            said = f"lost another rank: {said}; {errors.CONTINUES}"
+        print(f"{errors.ERROR_MARK}{said}", file=sys.stderr)
     _end(code)
 
 

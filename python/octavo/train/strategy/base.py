@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from octavo.train.config import TrainConfig
+from octavo.train.devices import compiler_for
 from octavo.train.launch.world import World
 from octavo.train.strategy.precision import autocast
 
@@ -120,8 +121,16 @@ class Strategy(ABC):
         return {}
 
 
+def forward_of(module: torch.nn.Module, is_compiled: bool, device: torch.device) -> Any:
+    """Returns what makes the training's forward passes of `module`. A compiled one shares its parameters."""
+    return torch.compile(module, backend=compiler_for(device)) if is_compiled else module
+
+
 def loss_of(forward: Any, batch: dict[str, Tensor], tokens: float, precision: str, device: torch.device) -> Tensor:
     """Returns the losses of the batch's answer tokens, summed and divided by `tokens`, with a graph for backward."""
     moved = {name: value.to(device) for name, value in batch.items()}
+    divisor = torch.tensor(
+        tokens, dtype=torch.float32, device=device
+    )  # for each new number, graphs would be compiled anew
     with autocast(precision, device):
-        return forward(**moved, use_cache=False, num_items_in_batch=tokens).loss
+        return forward(**moved, use_cache=False, num_items_in_batch=divisor).loss

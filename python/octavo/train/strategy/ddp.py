@@ -19,7 +19,7 @@ from octavo.train.data.training_data import Data
 from octavo.train.launch.world import World
 from octavo.train.optimizer import build_optimizer, plan_of
 from octavo.train.report.memory import tensor_bytes
-from octavo.train.strategy.base import State, loss_of
+from octavo.train.strategy.base import State, forward_of, loss_of
 from octavo.train.strategy.optimizer_forms import IS_SHARED_OUT, LOST, as_state_dict, names_by_group
 from octavo.train.strategy.replica import ReplicaStrategy
 
@@ -37,8 +37,10 @@ class DdpStrategy(ReplicaStrategy):
         """`rehearsed`: the data of a resumed run; None for a new one."""
         self._ddp = DistributedDataParallel(model, process_group=group)
         device = next(model.parameters()).device
+        self._forward = forward_of(self._ddp, config.compile, device)
         if rehearsed is not None:
-            _rehearse(self._ddp, rehearsed, precision, device)
+            _rehearse(self._forward, rehearsed, precision, device)
+            self._ddp.zero_grad(set_to_none=True)
         optimizer = world.agree(lambda: build_optimizer(config, model))
         joined = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
         options = dict(is_paged=config.is_paged, seed=config.seed, timeout_s=config.timeout_s)
@@ -47,7 +49,7 @@ class DdpStrategy(ReplicaStrategy):
 
     def backward(self, batch: dict[str, Tensor], tokens: float, is_last: bool) -> float:
         with nullcontext() if is_last else self._ddp.no_sync():
-            loss = loss_of(self._ddp, batch, tokens, self.precision, self.device)
+            loss = loss_of(self._forward, batch, tokens, self.precision, self.device)
             loss.backward()
         return loss.item()
 
@@ -103,8 +105,8 @@ def _at_last_sync(optimizer: Any) -> Iterator[None]:
             parameter.copy_(values)
 
 
-def _rehearse(ddp: DistributedDataParallel, data: Data, precision: str, device: torch.device) -> None:
-    """Makes one uncompressed pass before a resumed run's first step and drops its gradients.
+def _rehearse(forward: Any, data: Data, precision: str, device: torch.device) -> None:
+    """Makes one uncompressed pass before a resumed run's first step, whose gradients are of no use.
 
     DDP sorts its buckets anew after the first backward pass. Without a rehearsal the resumed run would make
     a step with the unsorted buckets where the unbroken run had the sorted ones: sums and blocks would round
@@ -112,6 +114,5 @@ def _rehearse(ddp: DistributedDataParallel, data: Data, precision: str, device: 
     """
     forked = [] if device.type == "cpu" else [device.index]
     with torch.random.fork_rng(devices=forked, device_type=device.type):
-        loss = loss_of(ddp, data.train.batch(0), 1.0, precision, device)
+        loss = loss_of(forward, data.train.batch(0), 1.0, precision, device)
     loss.backward()
-    ddp.zero_grad(set_to_none=True)

@@ -17,7 +17,7 @@ from octavo.train.config_checks import OUTER_OPTIONS
 from octavo.train.launch.world import World
 from octavo.train.optimizer import build_optimizer
 from octavo.train.report.memory import tensor_bytes
-from octavo.train.strategy.base import State, loss_of
+from octavo.train.strategy.base import State, forward_of, loss_of
 from octavo.train.strategy.replica import ReplicaStrategy
 
 
@@ -51,10 +51,12 @@ class OuterStrategy(ReplicaStrategy):
                 timeout_s=config.timeout_s,
             )
         )
-        super().__init__(config, world, model, precision, next(model.parameters()).device, outer, outer)
+        device = next(model.parameters()).device
+        self._forward = forward_of(model, config.compile, device)
+        super().__init__(config, world, model, precision, device, outer, outer)
 
     def backward(self, batch: dict[str, Tensor], tokens: float, is_last: bool) -> float:
-        loss = loss_of(self.model, batch, tokens, self.precision, self.device)
+        loss = loss_of(self._forward, batch, tokens, self.precision, self.device)
         loss.backward()
         return loss.item()
 

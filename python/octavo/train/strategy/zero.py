@@ -16,6 +16,7 @@ import octavo
 from octavo import _C
 from octavo.train.checkpoint.writer import MODEL
 from octavo.train.config import TrainConfig
+from octavo.train.devices import compiler_for
 from octavo.train.launch.world import World
 from octavo.train.optimizer import build_optimizer, plan_of
 from octavo.train.report.memory import tensor_bytes
@@ -41,8 +42,7 @@ class ZeroStrategy(Strategy):
             "zero_stage": config.zero,
             "plan": plan_of(config),
             "gather": config.gather,
-            # Inductor generates no code for sycl
-            "compile": "aot_eager" if config.compile and device.type == "sycl" else config.compile,
+            "compile": compiler_for(device) if config.compile else False,
             "accumulation_steps": config.grad_accum,
             "clip_norm": config.clip_norm,
             "seed": config.seed,
