@@ -4,7 +4,6 @@
 #include "octavo/device/arena.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
-#include "octavo/device/host_memory.h"
 #include "octavo/device/huge_pages.h"
 #include "octavo/device/pinned.h"
 #include "octavo/device/stream_event.h"
@@ -12,3 +11,4 @@
 #include "octavo/device/sycl/memory.h"
 #include "octavo/device/sycl/registration.h"
 #include "octavo/device/sycl_kernel.h"
+#include "octavo/kernels/host_memory.h"

@@ -16,7 +16,6 @@ add_library(octavo SHARED
   device/side_streams.cpp
   device/tensor_bytes.cpp
   device/host_alias.cpp
-  device/host_memory.cpp
   device/huge_pages.cpp
   device/locked_pages.cpp
   device/pinned.cpp

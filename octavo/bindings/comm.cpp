@@ -13,11 +13,13 @@
 #include "octavo/bindings/echo_backend.h"
 #include "octavo/bindings/errors.h"
 #include "octavo/bindings/seconds.h"
+#include "octavo/bindings/without_gil.h"
 #include "octavo/comm/all_reduce.h"
 #include "octavo/comm/compressor.h"
 #include "octavo/comm/ddp_hook.h"
 #include "octavo/comm/fsdp_hook.h"
 #include "octavo/comm/plan.h"
+#include "octavo/comm/serial_queue.h"
 #include "octavo/comm/shared/shared_backend.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/kernels/error.h"
@@ -46,7 +48,9 @@ void bind_hooks(py::module_& m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   m.def("register_ddp_hook",
         [](c10d::Reducer& reducer, std::shared_ptr<Compressor> compressor, const std::vector<at::Tensor>& parameters) {
-          return py::cpp_function(register_ddp_hook(reducer, std::move(compressor), parameters, torch_error_of));
+          std::shared_ptr<SerialQueue> queue = make_without_gil<SerialQueue>();  // Python frees the reducer
+          return py::cpp_function(
+              register_ddp_hook(reducer, std::move(compressor), parameters, torch_error_of, std::move(queue)));
         });
   py::class_<FsdpHook>(m, "FsdpHook")
       .def(py::init([](std::shared_ptr<Compressor> compressor,

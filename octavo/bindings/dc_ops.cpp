@@ -66,22 +66,29 @@ at::Tensor dc_release_param(at::Tensor a, long graph_id, long id, long n_users) 
   return a;
 }
 
+void require_one_each(const char* what, std::size_t count, std::size_t ids) {
+  if (count == ids) return;
+  fail(ErrorCode::invalid_argument, "dc.allgather_params_fused", "expected a ", what, " for each of ", ids,
+       " numbers, got ", count);
+}
+
 std::vector<at::Tensor> dc_allgather_params_fused(at::TensorList params, long graph_id, at::IntArrayRef ids,
                                                   const Dtypes& dtypes) {
-  if (params.size() != ids.size()) {
-    fail(ErrorCode::invalid_argument, "dc.allgather_params_fused", "expected a traced parameter for each of ",
-         ids.size(), " numbers, got ", params.size());
-  }
   return on_graph(graph_id, ids, [&](dc::Engine& engine) {
+    require_one_each("traced parameter", params.size(), ids.size());
     return engine.allgather_params_fused(graph_id, ids.vec(), dtypes.value_or(std::vector<at::ScalarType>()));
   });
 }
 
-std::vector<at::Tensor> dc_allgather_params_fused_fake(at::TensorList params, long, at::IntArrayRef,
+std::vector<at::Tensor> dc_allgather_params_fused_fake(at::TensorList params, long, at::IntArrayRef ids,
                                                        const Dtypes& dtypes) {
+  as_torch_error([&] {
+    require_one_each("traced parameter", params.size(), ids.size());
+    if (dtypes.has_value()) require_one_each("dtype", dtypes->size(), ids.size());
+  });
   std::vector<at::Tensor> gathered;
   for (std::size_t i = 0; i < params.size(); ++i) {
-    const at::ScalarType dtype = dtypes.has_value() ? dtypes->at(i) : params[i].scalar_type();
+    const at::ScalarType dtype = dtypes.has_value() ? (*dtypes)[i] : params[i].scalar_type();
     gathered.push_back(at::empty_symint(params[i].sym_sizes(), params[i].options().dtype(dtype)));
   }
   return gathered;

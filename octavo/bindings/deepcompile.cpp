@@ -107,7 +107,7 @@ void bind_engine(py::module_& m) {
       .def("unregister_graph", &Engine::unregister_graph, py::arg("graph_id"))
       .def("reset", &Engine::reset, no_gil)
       .def("update_param_grad_buffer", &Engine::update_param_grad_buffer, py::arg("ds_id"), py::arg("grad_buffer"))
-      .def("set_persistent", &Engine::set_persistent, py::arg("ds_id"), py::arg("is_persistent") = true)
+      .def("set_persistent", &Engine::set_persistent, py::arg("ds_id"), py::arg("is_persistent") = true, no_gil)
       .def("register_graph_z1", &Engine::register_graph_z1, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
       .def("register_graph_z2", &Engine::register_graph_z2, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
       .def("register_graph_z3", &Engine::register_graph_z3, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
@@ -131,7 +131,11 @@ void bind_engine(py::module_& m) {
           [](Engine& engine, long id) { engine.wait_allgather(engine.allgather_param(0, id), 0, id); },
           py::arg("ds_id"), no_gil)
       .def(
-          "give_back", [](Engine& engine, long id) { engine.param_registry->unregisterGatheredParam(id); },
+          "give_back",
+          [](Engine& engine, long id) {
+            auto& registry = *engine.param_registry;
+            if (registry.hasGatheredParam(id)) registry.unregisterGatheredParam(id);  // or a graph has released it
+          },
           py::arg("ds_id"))
       .def_property_readonly("compressor", &Engine::compressor, py::return_value_policy::reference_internal)
       .def("set_states", &Engine::set_states, py::arg("ds_id"), py::arg("states"))
@@ -156,6 +160,7 @@ void bind_engine(py::module_& m) {
 void bind_deepcompile(py::module_& m) {
   bind_flags(m);
   bind_engine(m);
+  m.def("require_gather", [](const Plan& plan) { codec_of_gather(plan); }, py::arg("plan"));
   m.def("forbid_access", &dc::forbid_access, py::arg("tensor"), py::arg("message"));
   m.def("allow_access", &dc::allow_access, py::arg("tensor"));
   const auto no_gil = py::call_guard<py::gil_scoped_release>();

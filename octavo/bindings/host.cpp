@@ -2,9 +2,9 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "octavo/bindings/bind.h"
-#include "octavo/device/host_memory.h"
 #include "octavo/device/pinned.h"
 #include "octavo/device/stream_event.h"
+#include "octavo/kernels/host_memory.h"
 
 namespace py = pybind11;
 

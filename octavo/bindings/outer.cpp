@@ -12,6 +12,7 @@
 #include "octavo/bindings/bind.h"
 #include "octavo/bindings/seconds.h"
 #include "octavo/bindings/without_gil.h"
+#include "octavo/kernels/error.h"
 
 namespace py = pybind11;
 
@@ -29,6 +30,7 @@ std::vector<OuterParameter> parameters_of(const OuterTuples& parameters) {
 
 WithoutGilPtr<Outer> make_outer(const c10::intrusive_ptr<c10d::Backend>& backend, double timeout_s, const Plan& plan,
                                 const OuterTuples& parameters, const OuterOptions& options, std::uint64_t seed) {
+  const py::gil_scoped_release released;  // ranks compare what they were given
   return make_without_gil<Outer>(backend, milliseconds(timeout_s), plan, parameters_of(parameters), options, seed);
 }
 
@@ -40,7 +42,7 @@ py::list as_list(const std::vector<Outer::Skipped>& skipped) {
   return all;
 }
 
-/// Makes the call with the GIL released, because ranks wait for one another.
+/// Makes the call with the GIL released: ranks wait for one another.
 template <std::vector<Outer::Skipped> (Outer::*call)()>
 py::list skipped_by(Outer& outer) {
   const std::vector<Outer::Skipped> skipped = [&] {
@@ -64,6 +66,11 @@ using PositionTuples = std::vector<std::tuple<std::uint64_t, std::uint64_t, std:
 std::vector<Outer::Position> positions_of(const PositionTuples& positions) {
   std::vector<Outer::Position> all;
   for (const auto& [rounds, waiting, bytes, at_start, from_anchor, drifted, sent] : positions) {
+    constexpr auto kMost = static_cast<std::uint64_t>(Outer::Waiting::not_finite);
+    if (waiting > kMost) {
+      fail(ErrorCode::invalid_argument, "outer.load", "the state is damaged: expected 0 to ", kMost,
+           " for what a fragment waits for, got ", waiting);
+    }
     all.push_back({rounds, Outer::Waiting{waiting}, bytes, at_start, from_anchor, {drifted, sent}});
   }
   return all;

@@ -8,8 +8,8 @@
 
 namespace octavo {
 
-/// Deletes an object that Python owns, with the GIL released where this thread holds it. The destructor may wait for a
-/// thread that releases tensors, and that thread takes the GIL where Python knows the tensors.
+/// Deletes an object with the GIL released: its destructor may wait for a thread that needs the GIL to release a tensor
+/// which Python knows. Every class whose destructor joins a thread needs it, also where torch owns the object.
 struct WithoutGil {
   template <class Object>
   void operator()(Object* object) const {

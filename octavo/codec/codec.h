@@ -47,7 +47,7 @@ inline constexpr std::uint64_t kGrainValues = 1U << 15;
 OCTAVO_API void for_each_part(c10::Device device, std::uint64_t granule, const PayloadPart& whole,
                               const std::function<void(const PayloadPart& part, std::uint64_t first)>& body);
 
-/// The granule of a codec whose payloads cannot be cut: more elements than there are.
+/// The granule of a codec whose payloads cannot be cut: more elements than any tensor has.
 inline constexpr std::uint64_t kUncut = 1ULL << 40;
 
 /// What a schedule must know about a codec.
@@ -60,7 +60,7 @@ struct CodecTraits {
   bool leaves_unsent = false;      // most values are not sent, and decode to 0
   bool needs_estimate = false;     // encode() needs EncodeInput::estimate, and so a feedback that keeps one
   bool rounds_at_random = false;   // codes depend on EncodeInput::rounding_key
-  bool draws_places = false;  // it draws the values that it sends from PayloadPart::key, each such codec in its own way
+  bool draws_places = false;       // draws what it sends from PayloadPart::key: sums of two such codecs do not match
 
   /// Whether each value arrives unchanged.
   bool is_exact() const { return !leaves_error && keeps_magnitude && learnt_share == 1.0F; }

@@ -18,7 +18,7 @@ namespace octavo {
 namespace {
 
 constexpr std::uint64_t kSketchRows = 3;
-constexpr std::uint64_t kFixedKey = 0x7F4A7C159E3779B9;  // any number, the same on all ranks for ever
+constexpr std::uint64_t kFixedKey = 0x7F4A7C159E3779B9;  // a part of the format: a saved sketch is read with it
 
 constexpr std::string_view kExact = "exact";
 

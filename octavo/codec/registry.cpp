@@ -119,7 +119,8 @@ double CodecText::number(std::string_view option, std::string_view expected) con
 void CodecText::refuse(std::string_view because) const {
   constexpr std::size_t kShown = 200;
   std::size_t length = std::min(plan.size(), kShown);
-  while (length < plan.size() && (static_cast<unsigned char>(plan[length]) & 0xC0U) == 0x80) --length;  // UTF-8
+  while (length > 0 && length < plan.size() && (static_cast<unsigned char>(plan[length]) & 0xC0U) == 0x80)
+    --length;  // UTF-8
   const char* const rest = length < plan.size() ? "..." : "";
   fail(ErrorCode::invalid_argument, "comm.plan", "'", plan.substr(0, length), rest, "' is no plan: ", because,
        ". Plans are for example int4+ef, sign:1024+ef, int8:stochastic, delta+int4 and dgc:0.001");

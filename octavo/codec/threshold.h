@@ -21,7 +21,7 @@ namespace octavo {
 /// be sent at once.
 ///
 /// A payload is the number of values, a word, then the payload of a TopK that keeps so many. What lies behind is not
-/// sent.
+/// sent. On the CPU one thread encodes a tensor, because its payload cannot be cut.
 class Threshold final : public Codec {
  public:
   /// `factor` is at least 1. `values` is the block codec of what is sent, with its own block size.

@@ -85,8 +85,9 @@ std::vector<ParameterInfo> Compressor::remembered(std::vector<ParameterInfo> par
 
 Compressor::~Compressor() = default;
 
-void Compressor::begin_step() {
+void Compressor::begin_step(std::uint64_t mark) {
   const std::lock_guard lock(mutex_);
+  mark_ = mark;
   begin_step_of(exchange_);
 }
 

@@ -58,7 +58,7 @@ struct CompressorOptions {
   std::uint64_t seed = 0;
 };
 
-/// All with which a Compressor of the same parameters continues as the one that it was taken from.
+/// Everything that a Compressor of the same parameters needs to continue where this one stopped.
 struct CompressorState {
   /// By keys such as "worker/NAME" and "momentum/NAME": "ROLE/NAME" of feedback_roles(), kResidual, kMapMemory,
   /// kOwnMomentum and kOwnUpdate. They are on the device where they were last used.
@@ -72,8 +72,9 @@ struct CompressorState {
 /// Averages gradients over the ranks by a plan, and keeps what must be remembered from step to step, by parameter.
 ///
 /// A step is all the buckets between two calls of begin_step(): a NaN or an infinity anywhere in it makes all of its
-/// residuals stay as they were. Thread-safe. The steps of jobs must come in the same order on all ranks. State may be
-/// set, loaded or dropped only between steps, when no job is under way.
+/// residuals stay as they were. Thread-safe; a call may wait for one that waits for a peer, up to the timeout. All
+/// ranks must call begin(), advance() and finish() in the same order. State may be set, loaded or dropped only between
+/// steps, when no job is under way.
 class OCTAVO_API Compressor {
  public:
   /// Throws Error invalid_argument where a rule of the plan fits no parameter, two parameters have one name, or the
@@ -83,8 +84,9 @@ class OCTAVO_API Compressor {
   ~Compressor();
 
   /// Ends the previous step (commits or rolls back its residuals) and begins one. Under `auto` the ranks may exchange a
-  /// few numbers here. Throws what Wire throws.
-  void begin_step();
+  /// few numbers here. `mark` is a number of the caller's: ranks that give other marks for a step get Error
+  /// communication from its buckets. Throws what Wire throws.
+  void begin_step(std::uint64_t mark = 0);
   /// Ends the current step now, not at the next begin_step(), and returns whether it was finite. The answer is the same
   /// on all ranks, unless nothing was sent in the step: each rank then knows its own gradients alone. Until the next
   /// begin_step() further calls return the same answer. Throws what Wire throws.
@@ -94,7 +96,7 @@ class OCTAVO_API Compressor {
   /// Whether the step under way has had a bucket with the parameter. Throws Error invalid_argument for the index of no
   /// parameter.
   bool has_had(std::size_t parameter) const;
-  /// Ends a step that was broken off and rolls back its residuals.
+  /// Ends a step that was broken off and rolls back its residuals. Call it before anybody is told of the failure.
   void abandon_step();
   /// Rolls back the residuals of the step under way, which is complete and whose results are not used: nothing of it
   /// comes back in later steps. It counts as finite where it was. All ranks must call it for the same step, before
@@ -102,11 +104,11 @@ class OCTAVO_API Compressor {
   /// finite.
   void drop_step();
   /// Says that the results of all steps since the last call are multiplied by `factor`, as a clip of their norm does,
-  /// before the last one has ended. What a step leaves out would come back in later steps in full: where the factor is
-  /// less than a half of the usual one (ClipHistory), which a burst of the gradient makes it, the residuals are rolled
-  /// back. They are dropped after several steps, of which one may have sent a part of what another had left out, and
-  /// after a call that has ended the step. All ranks must call it, with the same factor: a first factor is no burst.
-  /// Throws Error invalid_argument for a factor outside [0, 1].
+  /// before the last one has ended. Residuals would bring back in full what the results lost by the factor: where it
+  /// is less than half of the usual one (ClipHistory), as after a burst of the gradient, they are rolled back. They are
+  /// dropped after several steps, of which one may have sent a part of what another had left out, and after a call that
+  /// has ended the step. All ranks must call it, with the same factor: a first factor is no burst. Throws Error
+  /// invalid_argument for a factor outside [0, 1].
   void scale_step(double factor);
 
   /// Sets what ranks exchange from the next step on. It must be the same on all ranks: ranks that differ wait for one
@@ -344,11 +346,11 @@ class OCTAVO_API Compressor {
   std::uint64_t wire_bytes(const Parameter& parameter) const;
 
   mutable std::mutex mutex_;
-  std::unique_ptr<Wire> wire_, shards_, host_;
+  std::unique_ptr<Wire> wire_, shards_, host_;  // shards_, host_: null where there are none
   Collective collective_;
   Verdict verdict_;
   SchedulePool schedules_;
-  std::shared_ptr<const Plan> plan_, plan_before_;  // that before: while parameters still point to it
+  std::shared_ptr<const Plan> plan_, plan_before_;  // before use(): parameters point into it, also where that throws
   std::optional<AutoPlan> auto_;                    // only where plan_ has choices and there are several ranks
   Clock::time_point first_ready_, last_done_;       // of the step's buckets
   std::vector<Parameter> parameters_;
@@ -362,6 +364,7 @@ class OCTAVO_API Compressor {
   Exchange step_exchange_ = Exchange::planned;     // of the current step
   bool measures_next_ = false, measures_ = false;  // for the next step, for this one
   std::uint64_t step_ = 0;                         // saved and restored
+  std::uint64_t mark_ = 0;                         // of the current step
   std::uint64_t seed_;
   enum class Step { none, under_way, ended } current_ = Step::none;
   ClipHistory clips_;

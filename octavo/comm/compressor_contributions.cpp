@@ -78,6 +78,7 @@ std::vector<Contribution> Compressor::contributions(const Job& job) {
 
 std::uint64_t Compressor::digest_of(const Job& job, const std::vector<Contribution>& tensors) const {
   std::uint64_t digest = rules::seeded_key(rules::derive_key(step_, momenta_.any() ? 1 : 0), seed_);
+  digest = rules::derive_key(digest, mark_);
   if (measures_) digest = rules::derive_key(digest, 1);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (momenta_.sends_own(job.slots[i].parameter)) {

@@ -32,14 +32,17 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
 
   /// `delivered`: counts the backward passes whose averages have been delivered.
   DdpHook(std::shared_ptr<Compressor> compressor, const std::vector<at::Tensor>& parameters,
-          std::shared_ptr<Count> delivered, AsTorchThrows as_torch_throws)
+          std::shared_ptr<Count> delivered, TranslateError translate, std::shared_ptr<SerialQueue> queue)
       : CppCommHookInterface(std::move(compressor)),
         delivered_(std::move(delivered)),
-        as_torch_throws_(std::move(as_torch_throws)) {
+        translate_(std::move(translate)),
+        queue_(std::move(queue)) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       known_[parameters[i].unsafeGetTensorImpl()] = {i, parameters[i].strides().vec()};
     }
   }
+
+  ~DdpHook() override { is_closing_ = true; }
 
   FuturePtr runHook(c10d::GradBucket& bucket) override {
     if (!bucket.getBuffer().is_sparse()) prepare(bucket.getBuffer());
@@ -52,10 +55,10 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
       refused = std::current_exception();  // thrown in its turn: the buckets before this one are still under way
     }
     // by now, what fills the bucket has been enqueued on backward's stream
-    queue_.push([this, future, filled = streams_.hand_over(bucket.getBuffer().device()), buffer = bucket.getBuffer(),
-                 slots = std::move(slots), refused, is_first = bucket.getIndex() == 0, is_last = bucket.isLast(),
-                 ready = Compressor::Clock::now()] {
-      guarded(future, [&] {
+    queue_->push([this, future, filled = streams_.hand_over(bucket.getBuffer().device()), buffer = bucket.getBuffer(),
+                  slots = std::move(slots), refused, is_first = bucket.getIndex() == 0, is_last = bucket.isLast(),
+                  ready = Compressor::Clock::now()] {
+      or_give_up(future, [&] {
         if (refused) std::rethrow_exception(refused);
         const auto on_own_stream = filled.take();
         take(future, buffer, slots, ready, is_first, is_last);
@@ -104,20 +107,41 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   }
 
   template <class Body>
-  void guarded(const FuturePtr& future, Body body) {
+  void or_give_up(const FuturePtr& future, Body body) {
     try {
       if (failure_) std::rethrow_exception(failure_);
+      if (is_closing_) fail(ErrorCode::communication, "comm.ddp_hook", "the model was freed during its backward pass");
       body();
     } catch (...) {
-      // the ranks no longer agree on which collective is next: nothing may be sent any more
-      failure_ = std::current_exception();
-      if (as_torch_throws_) failure_ = as_torch_throws_(failure_);
-      in_flight_.push_back({future, {}, nullptr});
-      for (InFlight& bucket : in_flight_) {
-        if (!bucket.future->completed()) bucket.future->setError(failure_);
-      }
-      in_flight_.clear();
-      state_->abandon_step();
+      give_up(future, std::current_exception());
+    }
+  }
+
+  /// After a failure the ranks no longer agree on which collective is next: nothing may be sent any more. Residuals are
+  /// rolled back before anybody is told, because whom it reaches may save the state.
+  void give_up(const FuturePtr& future, const std::exception_ptr& error) noexcept {
+    failure_ = error;
+    quietly([&] { state_->abandon_step(); });
+    quietly([&] {
+      if (translate_) failure_ = translate_(error);
+    });
+    tell_failure(future);
+    for (const InFlight& bucket : in_flight_) tell_failure(bucket.future);
+    in_flight_.clear();
+  }
+
+  void tell_failure(const FuturePtr& future) noexcept {
+    quietly([&] {
+      if (!future->completed()) future->setError(failure_);
+    });
+  }
+
+  /// Calls `body`, and drops what it throws: the first failure is the one to be told.
+  template <class Body>
+  static void quietly(const Body& body) noexcept {
+    try {
+      body();
+    } catch (...) {  // NOLINT(bugprone-empty-catch)
     }
   }
 
@@ -159,20 +183,21 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   std::unordered_map<const c10::TensorImpl*, Known> known_;  // as they were at octavo.compress
   std::unordered_set<const void*> buffers_;                  // seen so far
   std::shared_ptr<Count> delivered_;
-  const AsTorchThrows as_torch_throws_;
+  const TranslateError translate_;
+  std::atomic<bool> is_closing_ = false;  // what is left in the queue fails then
   SideStreams streams_;
   // only the queue's thread uses these
   std::deque<InFlight> in_flight_;
   std::exception_ptr failure_;
 
-  SerialQueue queue_;  // last, because its jobs use all of the above
+  std::shared_ptr<SerialQueue> queue_;  // last, because its jobs use all of the above
 };
 
 }  // namespace
 
 std::function<std::uint64_t()> register_ddp_hook(c10d::Reducer& reducer, std::shared_ptr<Compressor> compressor,
-                                                 const std::vector<at::Tensor>& parameters,
-                                                 AsTorchThrows as_torch_throws) {
+                                                 const std::vector<at::Tensor>& parameters, TranslateError translate,
+                                                 std::shared_ptr<SerialQueue> queue) {
   const bool are_tensors =
       std::all_of(parameters.begin(), parameters.end(), [](const at::Tensor& one) { return one.defined(); });
   if (compressor == nullptr || !are_tensors) {
@@ -180,8 +205,9 @@ std::function<std::uint64_t()> register_ddp_hook(c10d::Reducer& reducer, std::sh
          "parameters, got ", compressor ? "an undefined tensor" : "no compressor");
   }
   auto delivered = std::make_shared<DdpHook::Count>(0);
+  if (queue == nullptr) queue = std::make_shared<SerialQueue>();
   reducer.register_comm_hook(
-      std::make_unique<DdpHook>(std::move(compressor), parameters, delivered, std::move(as_torch_throws)));
+      std::make_unique<DdpHook>(std::move(compressor), parameters, delivered, std::move(translate), std::move(queue)));
   return [delivered] { return delivered->load(); };
 }
 

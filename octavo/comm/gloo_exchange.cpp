@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <stdexcept>
+#include <unistd.h>
 #include <utility>
 
 #include "octavo/comm/time_left.h"
@@ -26,12 +27,11 @@ at::Tensor bytes_of(const at::Tensor& buffer, std::span<const Parcel> parcels, i
 
 }  // namespace
 
-/// Sends an empty message after each message, to say that the message is there. Gloo reports a lost peer only to a rank
-/// that waits for a message that has not begun to arrive. The empty message is such a one, and wait() waits for it
-/// first.
+/// Each message is followed by an empty one, for which wait() waits first: Gloo reports a lost peer only to a rank that
+/// waits for a message of which nothing has arrived.
 GlooExchange::GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::span<const Parcel> parcels,
                            const at::Tensor& receive, std::span<const Parcel> received, milliseconds timeout)
-    : left_(timeout) {
+    : process_(getpid()), left_(timeout) {
   const at::Tensor word = at::empty({0}, send.options());
   const auto guarded = [](Peer& peer, auto begin) {
     try {
@@ -60,6 +60,10 @@ GlooExchange::GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::spa
 }
 
 GlooExchange::~GlooExchange() {
+  if (getpid() != process_) {  // Gloo's threads, which would end the messages, are not in a child
+    static_cast<void>(new auto(std::move(peers_)));
+    return;
+  }
   while (!is_over()) {
     try {
       wait(left_());

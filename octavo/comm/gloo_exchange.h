@@ -7,6 +7,7 @@
 #include <chrono>
 #include <exception>
 #include <span>
+#include <sys/types.h>
 #include <vector>
 
 #include "octavo/comm/time_left.h"
@@ -28,8 +29,8 @@ class GlooExchange final : public c10d::Work {
   /// Both are uint8. A peer that is lost already is reported by wait(), and the others get their messages.
   GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::span<const Parcel> parcels, const at::Tensor& receive,
                std::span<const Parcel> received, std::chrono::milliseconds timeout);
-  /// Waits, until `timeout` after the exchange was begun at most, for messages that nobody has waited for: a connection
-  /// on which a message ends halfway cannot be used any more.
+  /// Waits for the messages that nobody has waited for, at most until `timeout` after the exchange was begun: a
+  /// connection on which a message stopped halfway cannot be used again.
   ~GlooExchange() override;
 
   /// Throws what Gloo throws where a peer is lost or late. Messages of other peers are then still under way.
@@ -48,6 +49,7 @@ class GlooExchange final : public c10d::Work {
     std::exception_ptr failure;
   };
 
+  const pid_t process_;
   std::vector<Peer> peers_;  // those with whom messages are under way
   TimeLeft left_;            // since the exchange was begun
 };

@@ -12,6 +12,7 @@
 
 #include "octavo/comm/schedule/messages.h"
 #include "octavo/comm/shared/shared_backend.h"
+#include "octavo/deepcompile/symmetric.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
 
@@ -284,6 +285,23 @@ void Engine::unregister_graph(long graph_id) {
 
 void Engine::update_param_grad_buffer(long ds_id, at::Tensor grad_buffer) {
   param_registry->setGradBuffer(ds_id, std::move(grad_buffer));
+}
+
+SymmetricMemoryPtr Engine::getSymmMemWorkspace(std::int64_t size) {
+  if (!sum_) fail(ErrorCode::invalid_argument, kOfEngine, "ranks share memory from the first graph on: register one");
+  const c10::Device device = param_registry->getParam(params_.front().id).getDevice();
+  const std::string name = device.is_cpu() ? "" : process_group->getGroupName();
+  return make_symmetric_memory(backend_, name, device, size, options_.timeout);
+}
+
+void Engine::lazy_init_symm_memory() {
+  if (symm_mem || !use_symm_mem) return;
+  std::uint64_t largest = 1;
+  for (const SummedParam& param : params_) {
+    const std::uint64_t size = Ownership::equal_ranges().range_size(productDim(param.shape), backend_->getSize());
+    largest = std::max(largest, size * c10::elementSize(param_registry->getParam(param.id).getDtype()));
+  }
+  symm_mem = getSymmMemWorkspace(static_cast<std::int64_t>(largest));
 }
 
 }  // namespace octavo::dc

@@ -122,8 +122,8 @@ class OCTAVO_API Engine {
 
   // ---- a step
 
-  // A backward pass is begun by start_backward(). It is ended where end_backward() was called for all graphs that have
-  // taken gradients, or given up. Functions without a contract of their own are CustomOpExecutor's of that name, for
+  // A backward pass lasts from start_backward() until end_backward() was called for each graph that took a gradient, or
+  // give_up_pass(). Functions without a contract of their own are CustomOpExecutor's of that name, for
   // the graph that they are given; they throw Error invalid_argument, too, for a graph or a parameter that is not
   // registered.
 

@@ -13,7 +13,8 @@ struct Flags {
   /// Gradients are divided by the number of ranks in their own dtype, before they are added up. Otherwise their sum is
   /// divided, which is formed in float32. Must be set before the first graph.
   bool pre_div_reduce = false;
-  /// free_tensors() frees tensors that are larger than this, in bytes.
+  /// free_tensors() frees tensors that are larger than this, in bytes. The operator dc::free_tensors names no graph,
+  /// and goes by the flags of the default engine.
   std::int64_t free_activation_threshold = 10 << 20;
   /// For measurements and to find defects: the thread waits for all work of the device before a transfer is started, or
   /// for the transfer itself and what is done with its result.

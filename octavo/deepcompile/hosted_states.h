@@ -13,8 +13,8 @@
 
 namespace octavo::dc {
 
-/// What an optimizer keeps of each parameter and needs only in its step: it can wait on the host meanwhile. The tensors
-/// stay the optimizer's own, as HostedTensor says. Not thread-safe.
+/// What an optimizer keeps of each parameter. Only its step needs it, so it can lie on the host between steps. The
+/// tensors stay the optimizer's own, as HostedTensor says. Not thread-safe.
 class OCTAVO_API HostedStates {
  public:
   /// Replaces what was known of the parameter. A state that is away and is not given again is lost.

@@ -81,9 +81,9 @@ class OCTAVO_API DSParamRegistry {
   /// Refused unless the whole values are there, and no collective writes them.
   void requireGathered(long ds_id) const;
   bool hasGatheredParam(long ds_id) const { return at(ds_id).gathered.defined(); }
-  /// Must be called when a collective that writes the registered memory has been started, and when it has been waited
-  /// for. In between, whoever reads or writes a shard's whole values gets c10::Error (forbid_access), where nothing
-  /// else is in their memory, unless a compiled graph has it.
+  /// beginGather(): a collective now writes the registered memory; endGather(): it has been waited for. In between,
+  /// access to a shard's whole values throws c10::Error (forbid_access), unless other values lie in the same memory or
+  /// a compiled graph holds it.
   void beginGather(long ds_id);
   void endGather(long ds_id);
 

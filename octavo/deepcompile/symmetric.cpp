@@ -4,14 +4,10 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <algorithm>
-
 #include "octavo/comm/shared/host_ranks.h"
 #include "octavo/comm/shared/shared_backend.h"
 #include "octavo/comm/shared/symmetric_memory.h"
 #include "octavo/comm/wire.h"
-#include "octavo/deepcompile/engine.h"
-#include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo::dc {
@@ -49,26 +45,6 @@ SymmetricMemoryPtr make_symmetric_memory(const c10::intrusive_ptr<c10d::Backend>
   const HostRanks::Met met = ranks_of(backend, timeout);
   if (!met.ranks) fail(ErrorCode::unsupported, kOfWorkspace, "the ranks share no memory: ", met.why_not);
   return c10::make_intrusive<SharedSymmetricMemory>(met.ranks, static_cast<std::uint64_t>(size), timeout);
-}
-
-// ---- functions of the engine
-
-SymmetricMemoryPtr Engine::getSymmMemWorkspace(std::int64_t size) {
-  if (!sum_)
-    fail(ErrorCode::invalid_argument, kOfWorkspace, "ranks share memory from the first graph on: register one");
-  const c10::Device device = param_registry->getParam(params_.front().id).getDevice();
-  const std::string name = device.is_cpu() ? "" : process_group->getGroupName();
-  return make_symmetric_memory(backend_, name, device, size, options_.timeout);
-}
-
-void Engine::lazy_init_symm_memory() {
-  if (symm_mem || !use_symm_mem) return;
-  std::uint64_t largest = 1;
-  for (const SummedParam& param : params_) {
-    const std::uint64_t size = Ownership::equal_ranges().range_size(productDim(param.shape), backend_->getSize());
-    largest = std::max(largest, size * c10::elementSize(param_registry->getParam(param.id).getDtype()));
-  }
-  symm_mem = getSymmMemWorkspace(static_cast<std::int64_t>(largest));
 }
 
 }  // namespace octavo::dc

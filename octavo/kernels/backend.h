@@ -12,8 +12,8 @@
 /// this library or on the loader's path, opened at first use.
 namespace octavo {
 
-inline constexpr std::uint32_t kPluginAbi =
-    20;  // raised with every change of KernelTable, DeviceRuntime or what they take
+/// Raise it with every change to KernelTable, DeviceRuntime or a type that they pass.
+inline constexpr std::uint32_t kPluginAbi = 20;
 
 struct BackendStatus {
   std::string name;

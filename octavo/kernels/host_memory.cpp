@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/device/host_memory.h"
+#include "octavo/kernels/host_memory.h"
 
 #include <algorithm>
 #include <fstream>
@@ -66,7 +66,7 @@ std::optional<ControlGroup> group_of_process(const std::string& root) {
 std::int64_t HostMemory::kilobytes_field(const std::string& path, const std::string& name) const {
   const auto kilobytes = field(root_ + path, name);
   if (!kilobytes) {
-    fail(ErrorCode::unsupported, "device.host_memory", path, " cannot be read or has no line '", name,
+    fail(ErrorCode::unsupported, "kernels.host_memory", path, " cannot be read or has no line '", name,
          "': this needs Linux's /proc");
   }
   return *kilobytes * 1024;
@@ -80,7 +80,7 @@ void HostMemory::reset_peak_resident() const {
   std::ofstream file(root_ + "/proc/self/clear_refs");
   file << 5 << std::flush;  // 5: VmHWM becomes VmRSS, and nothing else changes (proc(5))
   if (!file) {
-    fail(ErrorCode::unsupported, "device.host_memory",
+    fail(ErrorCode::unsupported, "kernels.host_memory",
          "writing to /proc/self/clear_refs was refused, so that the peak of resident memory cannot be reset");
   }
 }

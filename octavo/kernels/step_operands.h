@@ -44,8 +44,8 @@ struct StateView {
   }
 };
 
-/// One tensor, or a part of one that begins at a multiple of kStepBlock. A gradient that is not finite,
-/// or that the rule refuses, leaves its element as it is.
+/// One tensor, or a part of one that begins at a multiple of kStepBlock. An element whose gradient is not finite, or is
+/// refused by the rule, stays as it is.
 struct StepOperands {
   void* parameter;
   FloatFormat parameter_format = FloatFormat::float32;

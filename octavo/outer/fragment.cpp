@@ -173,9 +173,9 @@ at::Tensor Fragment::start(std::size_t part, const OwedByRange& owed, Range piec
   return drifted_.now == 0 ? from : from.sub(elements_of(all_of(momentum_, part), piece), drifted_.now);
 }
 
-bool Fragment::exchange() {
+bool Fragment::exchange(std::uint64_t mark) {
   gave_finite_values_ = all_finite(difference_);
-  compressor_->begin_step();
+  compressor_->begin_step(mark);
   try {
     compressor_->reduce(where_kernels_run(difference_), slots_);
   } catch (...) {
@@ -202,7 +202,8 @@ void Fragment::end_round(rules::OuterStep step) {
   }
 }
 
-/// Throws where this rank's values of a part, which were made of the anchor, are not finite: all ranks then throw.
+/// Throws where this rank's values of a part, which were made of the anchor, are not finite. In end_round() all ranks
+/// throw together, in return_to_start() perhaps this one alone.
 void Fragment::require_in_range(std::size_t part, const at::Tensor& mine) const {
   if (all_finite(mine)) return;
   fail(ErrorCode::invalid_argument, kOfFragment, "the anchor of ", parameters_[parts_[part].parameter].name,

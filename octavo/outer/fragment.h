@@ -66,15 +66,15 @@ class OCTAVO_API Fragment {
   /// invalid_argument where a parameter has another shape, other strides or another device than at first.
   void begin_round();
   /// Makes the difference the mean over ranks. Returns whether the mean is finite, the same on all ranks; if it is not,
-  /// nothing that was sent counts. Throws what Wire throws.
-  bool exchange();
+  /// nothing that was sent counts. Throws what Wire throws, and Error communication where ranks have other marks.
+  bool exchange(std::uint64_t mark);
   /// Whether what this rank gave to the last exchange was finite.
   bool gave_finite_values() const { return gave_finite_values_; }
   /// Moves the anchor along the mean, and this rank's values to its next start. With a spread momentum the anchor moves
   /// as far along it as ranks had drifted when they sent, and `step.momentum` is not used. The rank keeps the share of
-  /// its own values that `step` says; what it owes is then a part of them, and its start is the anchor. Throws
-  /// as begin_round() does, before anything has moved, and Error invalid_argument where the anchor has left the range
-  /// of a float16 parameter.
+  /// its own values that `step` says; what it owes is then a part of them, and its start is the anchor. Throws as
+  /// begin_round() does, before anything has moved, and Error invalid_argument where the anchor has left the range of a
+  /// float16 parameter.
   void end_round(rules::OuterStep step);
   /// Sets this rank's values to where they would be if it had made no step of its own since its start: to the start and
   /// what all ranks have drifted since. Throws Error invalid_argument where the parameter's dtype cannot hold it.

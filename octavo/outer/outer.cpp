@@ -22,6 +22,8 @@ namespace octavo {
 namespace {
 
 constexpr const char* kOfOuter = "outer.Outer";
+/// Marks rounds of synchronize(), for which ranks may have made other numbers of steps.
+constexpr std::uint64_t kSynchronizing = ~std::uint64_t{0};
 
 void require_options(const OuterOptions& options) {
   const auto refuse = [](auto... why) { fail(ErrorCode::invalid_argument, kOfOuter, why...); };
@@ -166,7 +168,7 @@ std::vector<Outer::Skipped> Outer::after_step() {
   }
   std::vector<Skipped> skipped;
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
-    if (arrives(f, steps_ + options_.delay)) send(rounds_[f]);
+    if (arrives(f, steps_ + options_.delay)) send(rounds_[f], steps_);
   }
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
     if (arrives(f, steps_)) arrive(f, options_.mix, skipped);
@@ -179,28 +181,31 @@ std::vector<Outer::Skipped> Outer::synchronize() {
   std::vector<Skipped> skipped;
   for (std::size_t f = 0; f < rounds_.size(); ++f) arrive(f, options_.mix, skipped);
   for (Round& round : rounds_) {
-    if (!round.is_at_start) send(round);
+    if (!round.is_at_start) send(round, kSynchronizing);
   }
   for (std::size_t f = 0; f < rounds_.size(); ++f) arrive(f, 0, skipped);
-  for (Round& round : rounds_) {  // on all ranks, also where a round was skipped
-    round.fragment->return_to_anchor();
-    round.is_at_start = true;
-  }
+  or_fail_for_good([&] {
+    for (Round& round : rounds_) {  // on all ranks, also where a round was skipped
+      round.fragment->return_to_anchor();
+      round.is_at_start = true;
+    }
+  });
   for (Skipped& one : skipped) one.returned_to_start = true;
   return skipped;
 }
 
-void Outer::send(Round& round) {
+/// `mark`: the step after which all ranks send this round, or kSynchronizing.
+void Outer::send(Round& round, std::uint64_t mark) {
   or_fail_for_good([&] {
     Fragment& fragment = *round.fragment;
     fragment.begin_round();
     const auto promise = std::make_shared<std::promise<Arrival>>();
-    queue_.push([this, promise, &fragment, ready = streams_.hand_over(parameters_[0].tensor.device())] {
+    queue_.push([this, promise, mark, &fragment, ready = streams_.hand_over(parameters_[0].tensor.device())] {
       try {
         or_fail_for_good([&] {
           throw_if_failed();  // otherwise the ranks no longer agree on which transfer is next
           const auto on_own_stream = ready.take();
-          promise->set_value(exchange(fragment));
+          promise->set_value(exchange(fragment, mark));
         });
       } catch (...) {
         promise->set_exception(std::current_exception());
@@ -210,10 +215,10 @@ void Outer::send(Round& round) {
   });
 }
 
-Outer::Arrival Outer::exchange(Fragment& fragment) {
+Outer::Arrival Outer::exchange(Fragment& fragment, std::uint64_t mark) {
   const CompressorStats before = fragment.compressor().stats();
   const std::uint64_t told = wire_.sent_bytes();
-  Arrival arrival{fragment.exchange()};
+  Arrival arrival{fragment.exchange(mark)};
   if (!arrival.finite) arrival.culprits = ranks_with_nonfinite(fragment.gave_finite_values());
   const CompressorStats after = fragment.compressor().stats();
   arrival.wire_bytes = after.wire_bytes - before.wire_bytes + wire_.sent_bytes() - told;
@@ -294,10 +299,12 @@ bool Outer::return_to_start() {
 
 void Outer::begin_at_start() {
   throw_if_failed();
-  for (Round& round : rounds_) {
-    wait_for(round);  // because what is owed changes when an exchange ends
-    round.fragment->return_to_start();
-  }
+  or_fail_for_good([&] {
+    for (Round& round : rounds_) {
+      wait_for(round);  // because what is owed changes when an exchange ends
+      round.fragment->return_to_start();
+    }
+  });
 }
 
 OuterStats Outer::stats() const {

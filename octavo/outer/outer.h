@@ -78,8 +78,8 @@ class OCTAVO_API Outer {
     bool returned_to_start;  // whether this rank did so
   };
   /// To be called after each of the rank's own steps. Throws what Wire throws, and what Fragment throws for a parameter
-  /// that was laid out anew or has left its range; a new object, made from saved states, must then connect the ranks
-  /// again.
+  /// that was laid out anew or has left its range. After that every call throws the same: make a new object from saved
+  /// states, which connects the ranks again.
   std::vector<Skipped> after_step();
   /// Ends the rounds under way and makes one round of all fragments at once. Parameters are then the anchor on all
   /// ranks, also where a round was skipped. It does not change the number of steps. Throws as after_step() does.
@@ -121,9 +121,9 @@ class OCTAVO_API Outer {
   /// Restores the same from what all ranks of another world had, by rank. Residuals are redistributed over this world,
   /// and ranks continue from the anchor and their own progress alone. `rank`: this rank's number in that world, if it
   /// continues with parameters of that world. Returns what must then be added to these parameters, by name, in the
-  /// parameter's shape and memory order, float32, so that what the rank owed is no longer in them. A rank that is alone
-  /// in its world keeps that as progress.
-  /// A rank that has no parameters of that world calls begin_at_start() next.
+  /// parameter's shape and memory order, float32, so that what the rank owed is no longer in them. In a world of one
+  /// rank nothing is returned: what it owed stays as its progress. A rank that has no parameters of that world calls
+  /// begin_at_start() next.
   std::map<std::string, at::Tensor> load_world(const std::vector<std::map<std::string, at::Tensor>>& world,
                                                const std::vector<Position>& positions, std::uint64_t steps,
                                                std::optional<int> rank);
@@ -149,8 +149,8 @@ class OCTAVO_API Outer {
   using Tensors = std::map<std::string, at::Tensor>;
 
   bool arrives(std::size_t fragment, std::uint64_t step) const;
-  void send(Round& round);
-  Arrival exchange(Fragment& fragment);
+  void send(Round& round, std::uint64_t mark);
+  Arrival exchange(Fragment& fragment, std::uint64_t mark);
   std::vector<int> ranks_with_nonfinite(bool finite);
   void wait_for(Round& round);
   void arrive(std::size_t index, double own_share, std::vector<Skipped>& skipped);

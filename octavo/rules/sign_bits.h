@@ -6,8 +6,8 @@
 #include "octavo/rules/portable.h"
 
 /// Sign bits: one bit per element. The bit is 1 where the element's sign bit is clear (so +0 -> 1, -0 -> 0, and a NaN
-/// goes by its own sign bit). Element 8i+j is bit 7-j of byte i; the unused tail bits of the last byte are 0. Source:
-/// seed 000 (packbits), the order of numpy.packbits.
+/// goes by its own sign bit). Element 8i+j is bit 7-j of byte i; the unused tail bits of the last byte are 0. The
+/// order is that of numpy.packbits.
 namespace octavo::rules {
 
 OCTAVO_RULE constexpr std::uint64_t packed_sign_bytes(std::uint64_t count) { return count / 8 + (count % 8 != 0); }

@@ -80,13 +80,17 @@ std::shared_ptr<FeedbackMemory> Dgc::remember(StateStore& store, std::size_t par
   return std::make_shared<DgcMemory>(store, parameter, momentum_, norm_);
 }
 
+double momentum_option(const CodecText& text, std::string_view expected) {
+  if (text.options.empty()) return Dgc::kMomentum;
+  if (text.options.size() > 1) text.refuse(expected);
+  const double momentum = text.number(text.options[0], expected);
+  if (!(momentum >= 0 && momentum < 1)) text.refuse(expected);
+  return momentum;
+}
+
 FeedbackPtr make_dgc(const CodecText& text) {
   constexpr auto kExpected = "dgc takes a momentum of at least 0 and below 1, as in topk:0.001+dgc:0.9";
-  if (text.options.empty()) return std::make_shared<Dgc>();
-  if (text.options.size() > 1) text.refuse(kExpected);
-  const double momentum = text.number(text.options[0], kExpected);
-  if (!(momentum >= 0 && momentum < 1)) text.refuse(kExpected);
-  return std::make_shared<Dgc>(momentum);
+  return std::make_shared<Dgc>(momentum_option(text, kExpected));
 }
 
 }  // namespace octavo

@@ -13,6 +13,7 @@ inline constexpr Role kVelocity = {"velocity", Extent::whole, at::kFloat};
 /// something was sent the velocity starts again from zero. A rank's values for its own range count as sent when the
 /// owner sends them to all. The optimizer must then have no momentum. Parameters whose codec leaves no error, exempt
 /// ones among them, have plain momentum.
+///
 /// `+clip:NORM` first scales a rank's gradient of a tensor (between replicas of shards: of its shard) down to
 /// NORM/sqrt(ranks). A tensor whose gradient is zero on every rank is left alone: its velocity stays as it is, as torch
 /// does where a gradient is absent.
@@ -38,6 +39,10 @@ class OCTAVO_API Dgc final : public Feedback {
  private:
   double momentum_, norm_;
 };
+
+/// Returns the momentum of a feedback that has it as its only option, Dgc::kMomentum where it is left out. Refuses,
+/// saying `expected`, what is not in [0, 1).
+double momentum_option(const CodecText& text, std::string_view expected);
 
 /// Makes the feedback of `dgc[:MOMENTUM]`.
 FeedbackPtr make_dgc(const CodecText& text);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/feedback/fetchsgd.h"
 
-#include "octavo/comm/feedback/dgc.h"
-
 namespace octavo {
 
-std::string FetchSgd::text() const { return momentum_ == kMomentum ? "fetchsgd" : "fetchsgd:" + shortest(momentum_); }
+std::string FetchSgd::text() const {
+  return momentum_ == Dgc::kMomentum ? "fetchsgd" : "fetchsgd:" + shortest(momentum_);
+}
 
 std::vector<Role> FetchSgd::roles() const { return {kVelocity}; }
 
@@ -25,11 +25,7 @@ std::shared_ptr<FeedbackMemory> FetchSgd::remember(StateStore& store, std::size_
 
 FeedbackPtr make_fetchsgd(const CodecText& text) {
   constexpr auto kExpected = "fetchsgd takes a momentum of at least 0 and below 1, as in sketch:0.1+fetchsgd:0.9";
-  if (text.options.empty()) return std::make_shared<FetchSgd>();
-  if (text.options.size() > 1) text.refuse(kExpected);
-  const double momentum = text.number(text.options[0], kExpected);
-  if (!(momentum >= 0 && momentum < 1)) text.refuse(kExpected);
-  return std::make_shared<FetchSgd>(momentum);
+  return std::make_shared<FetchSgd>(momentum_option(text, kExpected));
 }
 
 }  // namespace octavo

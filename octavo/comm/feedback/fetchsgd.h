@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "octavo/comm/feedback/feedback.h"
+#include "octavo/comm/feedback/dgc.h"
 
 namespace octavo {
 
@@ -15,8 +15,7 @@ namespace octavo {
 /// on every rank is left alone.
 class OCTAVO_API FetchSgd final : public Feedback {
  public:
-  static constexpr double kMomentum = 0.9;
-  explicit FetchSgd(double momentum = kMomentum) : momentum_(momentum) {}
+  explicit FetchSgd(double momentum = Dgc::kMomentum) : momentum_(momentum) {}
 
   std::string text() const override;
   std::vector<Role> roles() const override;

@@ -79,16 +79,24 @@ void measure(const Contribution& tensor, std::uint64_t stride, c10::Device devic
   });
 }
 
-float mean(std::span<const float> chunks, const Contribution& tensor, std::uint64_t stride) {
+double sum_of(std::span<const float> powers) {
   double sum = 0;
-  for (const float power : chunks) sum += static_cast<double>(power);
-  if (sum == 0) return 0.0F;
+  for (const float power : powers) sum += static_cast<double>(power);
+  return sum;
+}
+
+/// Returns a power that is 0 only where all that it was measured of is.
+float power_of(double sum, std::uint64_t count) {
+  return sum == 0 ? 0.0F : std::max(static_cast<float>(sum / static_cast<double>(count)), rules::kLeastPower);
+}
+
+float mean(std::span<const float> chunks, const Contribution& tensor, std::uint64_t stride) {
   std::uint64_t taken = 0;
   for_each_run(tensor, [&](std::uint64_t, std::uint64_t count) {
     const std::uint64_t before_last = divide_up(count, stride) - 1;
     taken += before_last * kPowerChunk + std::min(kPowerChunk, count - before_last * stride);
   });
-  return std::max(static_cast<float>(sum / static_cast<double>(taken)), rules::kLeastPower);
+  return power_of(sum_of(chunks), taken);
 }
 
 /// Returns the power of a tensor from all of its chunks, for a tensor whose sample is zero.
@@ -132,20 +140,12 @@ at::Tensor summands(std::span<const float> powers) {
 }
 
 std::vector<float> mean_powers(const at::Tensor& sums, int world_size) {
+  const std::span all(sums.const_data_ptr<double>(), static_cast<std::size_t>(sums.numel()));
   std::vector<float> powers;
-  for (std::int64_t i = 0; i < sums.numel(); ++i) {
-    const double sum = sums.const_data_ptr<double>()[i];
-    const auto mean = static_cast<float>(sum / world_size);
-    powers.push_back(sum == 0 ? 0.0F : std::max(mean, rules::kLeastPower));
-  }
+  for (const double sum : all) powers.push_back(power_of(sum, static_cast<std::uint64_t>(world_size)));
   return powers;
 }
 
-float mean_power(std::span<const float> powers) {
-  double sum = 0;
-  for (const float power : powers) sum += static_cast<double>(power);
-  const auto mean = static_cast<float>(sum / static_cast<double>(powers.size()));
-  return sum == 0 ? 0.0F : std::max(mean, rules::kLeastPower);
-}
+float mean_power(std::span<const float> powers) { return power_of(sum_of(powers), powers.size()); }
 
 }  // namespace octavo

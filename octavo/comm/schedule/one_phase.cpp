@@ -51,12 +51,12 @@ std::uint8_t* OnePhase::place(Message& sums) {
     return tensor.dtype == at::kFloat && tensor.down == &block_coding(BlockCodec::fp32);
   });
   if (!lie_in_place || sums.pieces.empty()) return reserve_on_host(sums_, sums.bytes, device_);
-  const auto values_of = [&](const Piece& piece) {
-    return static_cast<std::uint8_t*>(bucket_.tensors[piece.tensor].at(piece.range.first));
+  const auto address_of = [&](const Piece& piece) {  // perhaps in several allocations
+    return reinterpret_cast<std::uintptr_t>(bucket_.tensors[piece.tensor].at(piece.range.first));
   };
-  std::uint8_t* const first = values_of(std::ranges::min(sums.pieces, {}, values_of));
-  for (Piece& piece : sums.pieces) piece.offset = static_cast<std::uint64_t>(values_of(piece) - first);
-  return first;
+  const std::uintptr_t first = address_of(std::ranges::min(sums.pieces, {}, address_of));
+  for (Piece& piece : sums.pieces) piece.offset = address_of(piece) - first;
+  return reinterpret_cast<std::uint8_t*>(first);
 }
 
 /// Decodes the sums into the tensors. Floats that are in their place already are only checked. The sum of a tensor of

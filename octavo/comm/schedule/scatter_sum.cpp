@@ -242,7 +242,7 @@ std::uint8_t* ScatterSum::received_from(int sender) const {
   return got_.mutable_data_ptr<std::uint8_t>() + static_cast<std::uint64_t>(place) * own().bytes;
 }
 
-/// Returns null while this rank has encoded nothing of its own range.
+/// Returns null until a bucket has had a tensor of whose own range this rank sends codes to itself.
 std::uint8_t* ScatterSum::to_itself() const {
   return to_itself_.defined() ? to_itself_.mutable_data_ptr<std::uint8_t>() : nullptr;
 }

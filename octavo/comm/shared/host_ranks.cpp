@@ -154,33 +154,38 @@ void HostRanks::let_go_of_read() {
   });
 }
 
-/// Waits until the transfer that had this slot, kSlots transfers ago, is over.
-void HostRanks::require_free_slot() {
+/// Waits until the transfer that had the next slot, kSlots transfers ago, is over.
+void HostRanks::await_free_slot() const {
   const SharedWord& readers = slot(rank_, posted_).readers;
   if (readers.load(std::memory_order_acquire) == 0) return;
   int gone = 0;
-  const auto outcome = await_word(
-      readers, end_of(timeout_), [](std::uint32_t count) { return count == 0; },
-      [&] {
-        for (int peer = 0; peer < world_size(); ++peer) {
-          if (peer != rank_ && has_gone(gone = peer)) return true;
-        }
-        return false;
-      });
+  const auto has_any_gone = [&] {
+    for (int peer = 0; peer < world_size(); ++peer) {
+      if (peer == rank_ || !has_gone(peer)) continue;
+      gone = peer;
+      return true;
+    }
+    return false;
+  };
+  const auto outcome =
+      await_word(readers, end_of(timeout_), [](std::uint32_t count) { return count == 0; }, has_any_gone);
   if (outcome == Awaited::late) {
     fail(ErrorCode::timeout, kOfSharedMemory, "rank ", rank_, ": ", kSlots,
          " transfers are under way, and a peer did not ", "read the first of them within ", timeout_.count(), " ms",
          kRebuild);
   }
-  require(outcome, gone, "", timeout_);
-  let_go_of_read();
+  require(outcome, gone, "read", timeout_);
 }
 
 std::unique_ptr<Posting> HostRanks::post(const at::Tensor& sent, std::span<const Parcel> parcels,
                                          std::vector<std::uint64_t> expected) {
+  {
+    const std::lock_guard lock(mutex_);
+    let_go_of_read();  // peers may wait for that, as this rank waits for them
+  }
+  await_free_slot();
   const std::lock_guard lock(mutex_);
   let_go_of_read();
-  require_free_slot();
   const std::uint64_t first = sent.numel() == 0 ? 0 : blocks_->offset_of(sent.const_data_ptr());
   for (int peer = 0; peer < world_size(); ++peer) {
     const Parcel& one = parcels[static_cast<std::size_t>(peer)];

@@ -117,7 +117,7 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   Parcel& parcel(int owner, std::uint32_t number, int receiver) const;
   void abandon(std::uint32_t number);
   void let_go_of_read();
-  void require_free_slot();
+  void await_free_slot() const;
   void require(Awaited outcome, int peer, const char* what, std::chrono::milliseconds timeout) const;
   bool has_gone(int rank) const;
   std::uint8_t* await_posted(int sender, std::uint32_t number, std::uint64_t expected,

@@ -24,15 +24,16 @@ namespace {
 
 constexpr std::uint64_t kFilePage = 4096;
 
-/// The files of this process, by which open() knows its own ones.
+/// The files of this process, by which open() knows its own ones. Never destroyed: threads of queues may end later than
+/// static objects.
 struct MadeHere {
   std::mutex mutex;
   std::vector<std::weak_ptr<MemoryFile>> files;
 };
 
 MadeHere& made_here() {
-  static MadeHere all;
-  return all;
+  static auto* const all = new MadeHere;
+  return *all;
 }
 
 std::shared_ptr<MemoryFile> find_here(const MemoryFile::Name& name) {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <functional>
 
-/// Words by which processes tell one another something. They are in shared memory. A process that waits for
-/// one sleeps, after a short loop.
+/// Words in shared memory by which processes tell one another something. Who waits for one first looks at it for a
+/// while, then sleeps.
 namespace octavo {
 
 using SharedWord = std::atomic<std::uint32_t>;

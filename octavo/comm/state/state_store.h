@@ -52,8 +52,7 @@ inline std::string key_of(const Role& role, const std::string& parameter = {}) {
 inline constexpr Role kResidual = {
     .name = "residual", .extent = Extent::whole, .dtype = at::kBFloat16, .is_owed = true};
 inline constexpr Role kMapMemory = {"memory", Extent::shared, at::kFloat};
-// The momentum that a rank keeps of its own gradients (Compressor::keep_own_momenta,
-// keep_own_updates).
+// The momentum that a rank keeps of its own gradients (Compressor::keep_own_momenta, keep_own_updates).
 inline constexpr Role kOwnMomentum = {"momentum", Extent::whole, at::kFloat, /*is_kept_unsent=*/true};
 // The updates that a rank has made by itself since the last exchange of updates (Compressor::keep_own_updates).
 inline constexpr Role kOwnUpdate = {"update", Extent::whole, at::kFloat, /*is_kept_unsent=*/true};
@@ -93,8 +92,7 @@ class OCTAVO_API StateStore {
   /// state is then unchanged.
   void load(const std::map<std::string, at::Tensor>& tensors);
   /// Does the same from the tensors of all ranks of another world, indexed by old rank, redistributed over this one.
-  /// Estimates that lack a rank's part are left out: both ends of them must begin with the same values, and
-  /// begin with zeros.
+  /// An estimate that lacks a rank's part is left out: both ends of it then begin with zeros.
   void load_world(const std::vector<std::map<std::string, at::Tensor>>& world);
 
   /// Returns the parameter of that name. Throws Error invalid_argument, in the name of `where`, where there is none.

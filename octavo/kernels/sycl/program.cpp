@@ -111,7 +111,6 @@ lanes::Widths find_widths(const sycl::device& device) {
 struct Slot {
   std::once_flag once;
   std::optional<Program> program;
-  std::exception_ptr failure;
 };
 
 }  // namespace
@@ -123,14 +122,8 @@ sycl::kernel kernel(const sycl::queue& queue, const lanes::KernelName& name) {
     const std::lock_guard lock(mutex);
     return (*slots)[{name.program, name.options, queue.get_context(), queue.get_device()}];
   }();
-  std::call_once(slot.once, [&] {
-    try {
-      slot.program.emplace(compile_own(queue, name));
-    } catch (...) {
-      slot.failure = std::current_exception();
-    }
-  });
-  if (slot.failure) std::rethrow_exception(slot.failure);
+  // what fails is tried again at the next call: memory may be there then
+  std::call_once(slot.once, [&] { slot.program.emplace(compile_own(queue, name)); });
   return slot.program->kernel(name.function);
 }
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fstream>
 #include <string>
-#include <sys/sysinfo.h>
 
+#include "octavo/kernels/host_memory.h"
 #include "octavo/kernels/sycl/devices.h"
 #include "octavo/kernels/sycl/table.h"
 
@@ -36,21 +35,11 @@ DeviceFacts facts(int index) {
   });
 }
 
-/// Returns the bytes that the system could hand out without swapping.
-std::uint64_t available_bytes_of_machine() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string name; file >> name;) {
-    std::uint64_t kibibytes = 0;
-    if (name == "MemAvailable:" && file >> kibibytes) return kibibytes * 1024;
-    file.ignore(256, '\n');
-  }
-  struct sysinfo machine = {};
-  return sysinfo(&machine) == 0 ? std::uint64_t{machine.freeram} * machine.mem_unit : 0;
-}
-
 std::uint64_t free_bytes(int index) {
   const sycl::device& device = device_at(index).device;
-  if (!device.has(sycl::aspect::ext_intel_free_memory)) return available_bytes_of_machine();
+  if (!device.has(sycl::aspect::ext_intel_free_memory)) {
+    return static_cast<std::uint64_t>(HostMemory().available_bytes());
+  }
   return guarded(kWhere, [&] { return device.get_info<sycl::ext::intel::info::device::free_memory>(); });
 }
 

@@ -22,7 +22,8 @@ namespace octavo::lanes {
 
 const KernelTable& table_for_devices() {
   if (sycl_backend::devices().empty()) {
-    throw Error(ErrorCode::unsupported, "SYCL finds neither a GPU nor a CPU device; intel-opencl-rt provides the CPU");
+    throw Error(ErrorCode::unsupported,
+                "[kernels.sycl] SYCL finds neither a GPU nor a CPU device; intel-opencl-rt provides the CPU");
   }
   return sycl_backend::table;
 }

@@ -454,8 +454,8 @@ class Outer(Optimizer):
         place = (first["positions"], int(first["step"]))
         own, added, before = by_rank.get(self._rank), {}, self.inner.state_dict()
         like = own or states[self._rank % len(states)]
-        self.inner.load_state_dict(like["inner"])
         try:
+            self.inner.load_state_dict(like["inner"])
             if size == self._size and (is_own or len(by_rank) == size):
                 self._outer.load({**own["shared"], **own["own"]}, *place)
             else:

@@ -7,12 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
+from octavo.arguments import is_whole_number
 from octavo.finite import all_finite
 from octavo.optim.checks import require_same_kind
 
 SCHEMA = 5
 _WHERE = "[outer.load_state_dict]"
-_KEYS = ("rank", "world_size", "step", "options", "positions", "own", "shared", "buffers", "last_buffers", "inner")
+_NUMBERS = ("rank", "world_size", "step")
+_TENSORS = ("own", "shared", "buffers", "last_buffers")  # by name
 
 
 def states_of(state_dict: Any) -> list[Mapping[str, Any]]:
@@ -29,11 +31,24 @@ def states_of(state_dict: Any) -> list[Mapping[str, Any]]:
             f"{_WHERE} expected what state_dict() of this version returned (schema {SCHEMA}), on this rank or all"
         )
     for one in states:
-        if missing := [key for key in _KEYS if key not in one]:
-            raise ValueError(f"{wanted}: a state has no {missing[0]!r}")
-        if not isinstance(one["inner"], Mapping):
-            raise TypeError(f"{wanted}: its 'inner' is {type(one['inner']).__name__}")
+        _require_entries(one, wanted)
     return states
+
+
+def _require_entries(state: Mapping[str, Any], wanted: str) -> None:
+    """Raises ValueError where an entry is missing, TypeError where one is of another kind."""
+    for key in (*_NUMBERS, "options", "positions", *_TENSORS, "inner"):
+        if key not in state:
+            raise ValueError(f"{wanted}: a state has no {key!r}")
+        value = state[key]
+        if key in _NUMBERS:
+            fits = is_whole_number(value)
+        elif key in _TENSORS:
+            fits = isinstance(value, Mapping) and all(isinstance(tensor, Tensor) for tensor in value.values())
+        else:
+            fits = isinstance(value, Sequence if key == "positions" else Mapping)
+        if not fits:
+            raise TypeError(f"{wanted}: its {key!r} is {type(value).__name__}, or has entries of another type")
 
 
 def states_by_rank(
@@ -96,8 +111,10 @@ def _require_values(state: Mapping[str, Any], parameters: Mapping[str, Tensor]) 
                 f"{tuple(parameter.shape)}"
             )
     kept = {**state["shared"], **state["own"]}
-    # a mean that has arrived and parameters may have a NaN in them: their round is then skipped
-    bad = [key for key in kept if not key.startswith(("arrived/", "parameter/")) and not is_finite(kept[key])]
+    # A mean that has arrived and parameters may have a NaN in them: their round is then skipped. What a linear map
+    # remembers may be positions, whose bits are no numbers.
+    numbers = {k: v for k, v in kept.items() if not k.startswith(("arrived/", "parameter/")) and "/memory/" not in k}
+    bad = [key for key, value in numbers.items() if not is_finite(value)]
     if bad:
         raise ValueError(
             f"{_WHERE} {bad[0]!r} of the state of rank {int(state['rank'])} has a NaN or an infinity, and all later "

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/device/host_memory.h"
+#include "octavo/kernels/host_memory.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 import warnings
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -313,13 +312,16 @@ def test_a_nan_is_forgotten_however_deep_it_is_in_a_state():
 def lost_peer(rank: int) -> str:
     model = Net()
     outer = octavo.Outer(model, torch.optim.SGD(model.parameters()), plan="sign+ef", every=2, timeout_s=3)
+    store = torch.distributed.distributed_c10d._get_default_store()
     for step in range(1 if rank == 1 else 2):
         give_gradients(model, rank, step)
         try:
             outer.step()
         except TimeoutError as error:
+            store.set(f"raised by {rank}", "")
             return str(error)
-    time.sleep(4 if rank == 1 else 0)
+    if rank == 1:  # it does not leave before the others have waited in vain
+        store.wait(["raised by 0", "raised by 2"])
     return ""
 
 
@@ -507,3 +509,22 @@ def test_a_rank_that_could_not_end_a_round_does_not_go_on_from_another_anchor(tw
     said, others = two_ranks.run(refuse_one_round)
     assert len(said) == 2 and all("weight now has the sizes" in text for text in said)
     assert others == []
+
+
+def synchronize_once_more(rank: int) -> str:
+    """Rank 1 calls synchronize() where rank 0 makes a round."""
+    model = Net()
+    outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="int4+ef", every=4, timeout_s=20)
+    with pytest.raises(RuntimeError) as caught:
+        for step in range(4):
+            give_gradients(model, rank, step)
+            outer.step()
+            if (rank, step) == (1, 1):
+                outer.synchronize()
+    return str(caught.value)
+
+
+def test_a_round_and_a_synchronization_are_not_averaged(two_ranks):
+    for said in two_ranks.run(synchronize_once_more):
+        assert "was sent a bucket of another step, plan or model by rank" in said
+        assert "Ranks must make the same number of steps" in said

@@ -297,7 +297,16 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
         ):
             with pytest.raises(ValueError, match=words):
                 outer.load_state_dict(wrong)
-        for wrong in (None, 3, "outer-0.pt", ["outer-0.pt", "outer-1.pt"], {**before, "inner": None}):
+        wrong_kinds = {
+            "inner": None,
+            "last_buffers": None,
+            "own": [],
+            "step": "5",
+            "buffers": {"mean": 0.0},
+            "options": 1,
+        }
+        damaged = [{**before, key: value} for key, value in wrong_kinds.items()]
+        for wrong in (None, 3, "outer-0.pt", ["outer-0.pt", "outer-1.pt"], *damaged):
             with pytest.raises(TypeError, match=r"^\[outer\.load_state_dict\] pass what state_dict\(\) returned"):
                 outer.load_state_dict(wrong)
         after = outer.state_dict()
@@ -349,3 +358,22 @@ def test_a_state_that_fails_in_another_way_changes_nothing_either(tmp_path):
         with pytest.raises((RuntimeError, ValueError)):
             outer.load_state_dict({**state, "own": bad})
         assert outer.state_dict()["own"].keys() == state["own"].keys()
+
+
+def load_positions(rank: int) -> int:
+    """Loads a state in which what a sketch remembers, the positions of the largest values, has the bits of a NaN."""
+    model = Net()
+    outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="sketch:0.2:exact+ef", every=2)
+    for step in range(2):
+        give_gradients(model, rank, step)
+        outer.step()
+    state = outer.state_dict()
+    remembered = [value for key, value in state["own"].items() if "/memory/" in key]
+    for value in remembered:
+        value.view(torch.int32).fill_(0x7FC00001)
+    outer.load_state_dict(state)
+    return len(remembered)
+
+
+def test_positions_are_not_taken_for_numbers(two_ranks):
+    assert min(two_ranks.run(load_positions)) > 0
