@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,8 +36,9 @@ class OwnPart:
 
         return cls(nn.Parameter(of_all(values)), of_all(gradient))
 
-    def gathered(self) -> Tensor:
-        """Returns the whole of the flat parameter, on all ranks, which call it together.
+    def gathered(self, wait: Callable[[dist.Work], object]) -> Tensor:
+        """Returns the whole of the flat parameter, on all ranks, which call it together. ``wait``: what waits for a
+        collective.
 
         It does not use ``full_tensor``: Gloo keeps a name of that operation that is too long for ``std::string`` to
         hold in place, and its two threads assign such names without a lock (seen in torch 2.13), which corrupts the
@@ -46,5 +48,6 @@ class OwnPart:
         group, own = values.device_mesh.get_group(), values.to_local()
         largest = -(-values.numel() // group.size())
         whole = own.new_empty(largest * group.size())
-        dist.all_gather(list(whole.chunk(group.size())), F.pad(own, (0, largest - own.numel())), group=group)
+        chunks = list(whole.chunk(group.size()))
+        wait(dist.all_gather(chunks, F.pad(own, (0, largest - own.numel())), group=group, async_op=True))
         return whole[: values.numel()]
