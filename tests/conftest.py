@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """In a parallel run (pytest-xdist, `--dist loadgroup`) all tests whose processes are ranks run in one worker.
 
-They use every core and have deadlines: two of them at a time would make those deadlines a matter of luck.
+They use every core and have deadlines: two of them at a time would make those deadlines a matter of luck. Ranks of a
+test that is not in the group refuse to start (fork_server.require_group).
 What test modules import, torch and transformers with it, stays to the end: the garbage collector does not look at it.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from patience import PATIENCE
 
-RANK_FIXTURES = {"two_ranks", "three_ranks", "four_ranks"}
+RANK_FIXTURES = {"two_ranks", "three_ranks", "four_ranks", "ranks_of"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups

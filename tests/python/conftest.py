@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from rank_pool import RankPool
@@ -31,3 +31,10 @@ def four_ranks() -> Iterator[RankPool]:
     pool = RankPool(4)
     yield pool
     pool.stop()
+
+
+@pytest.fixture
+def ranks_of(request: pytest.FixtureRequest) -> Callable[[int], RankPool]:
+    """Returns what gives the pool of a number of ranks, for a test whose parameter is that number."""
+    names = {1: "one_rank", 2: "two_ranks", 3: "three_ranks", 4: "four_ranks"}
+    return lambda world_size: request.getfixturevalue(names[world_size])

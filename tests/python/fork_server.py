@@ -51,11 +51,22 @@ def run_code(code: str, *arguments: str | Path, timeout_s: float = 60, **environ
         return process.exitcode, *(file.read_text() if file.exists() else "" for file in files)
 
 
+def require_group(ranks: int) -> None:
+    """Refuses ranks that would run beside those of another worker of pytest-xdist (tests/conftest.py)."""
+    test = os.environ.get("PYTEST_CURRENT_TEST", "")
+    if ranks > 1 and "PYTEST_XDIST_WORKER" in os.environ and "@ranks" not in test:
+        raise RuntimeError(
+            f"{test} starts {ranks} ranks: it needs a fixture of two ranks or more, `ranks_of` or `pytest.mark.ranks`, "
+            "and a parallel run needs `--dist loadgroup`"
+        )
+
+
 def run_ranks(
     count: int, code: str, *arguments: str | Path, timeout_s: float, **environment: str
 ) -> list[tuple[int, str, str]]:
     """Does `run_code` for each rank of a job on this machine, all at the same time. Returns the results in rank
     order."""
+    require_group(count)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}

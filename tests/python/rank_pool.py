@@ -63,6 +63,7 @@ class RankPool:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 60) -> list[Any]:
+        fork_server.require_group(self.world_size)
         if not self._ranks:
             self._start()
         self._runs += 1

@@ -30,9 +30,8 @@ import octavo
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_dgc_is_its_float_reference(request, world):
-    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
-    results = ranks.run(results_of, world, "topk:0.03+dgc:0.5", small_numbers, 4)
+def test_dgc_is_its_float_reference(ranks_of, world):
+    results = ranks_of(world).run(results_of, world, "topk:0.03+dgc:0.5", small_numbers, 4)
     require_same(results, small_numbers, Dgc(world, "topk:0.03", 0.5))
 
 
@@ -44,9 +43,8 @@ def test_each_way_feeds_back_the_errors_of_its_own_codec(two_ranks, ways):
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_what_ranks_owe_decays_and_what_owners_owe_does_not(request, world):
-    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
-    results = ranks.run(results_of, world, "topk:0.03+ef:0.5", small_numbers, 5)
+def test_what_ranks_owe_decays_and_what_owners_owe_does_not(ranks_of, world):
+    results = ranks_of(world).run(results_of, world, "topk:0.03+ef:0.5", small_numbers, 5)
     require_same(results, small_numbers, Ef14(world, "topk:0.03", "topk:0.03", decay=0.5))
 
 
@@ -125,17 +123,15 @@ def test_threads_change_no_bit(two_ranks, plan):
 
 @pytest.mark.parametrize("codec", ["topk:0.05", "int4", "sign"])
 @pytest.mark.parametrize("world", [2, 3])
-def test_ef21_is_its_float_reference(request, world, codec):
-    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
-    results = ranks.run(results_of, world, f"delta+{codec}", normal_gradient, 6)
+def test_ef21_is_its_float_reference(ranks_of, world, codec):
+    results = ranks_of(world).run(results_of, world, f"delta+{codec}", normal_gradient, 6)
     require_same(results, normal_gradient, Ef21(world, codec))
 
 
 @pytest.mark.parametrize(("codec", "eta"), [("topk:0.05", 0.02), ("int4", 0.5), ("sign", 0.1)])
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_econtrol_is_its_float_reference(request, world, codec, eta):
-    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks", 4: "four_ranks"}[world])
-    results = ranks.run(results_of, world, f"{codec}+econtrol:{eta}", normal_gradient, 6)
+def test_econtrol_is_its_float_reference(ranks_of, world, codec, eta):
+    results = ranks_of(world).run(results_of, world, f"{codec}+econtrol:{eta}", normal_gradient, 6)
     require_same(results, normal_gradient, EControl(world, codec, eta))
 
 

@@ -19,12 +19,11 @@ def results_and_state(rank: int, world: int, plan: str, gradient_of, steps: int)
 
 @pytest.mark.parametrize("ways", HITS, ids=str)
 @pytest.mark.parametrize("world", [2, 3])
-def test_an_average_over_hits_is_its_float_reference(request, world, ways):
+def test_an_average_over_hits_is_its_float_reference(ranks_of, world, ways):
     """In addition, what was not sent is owed for every value that a rank has, including those of its own range."""
-    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
     up, down, decay = ways
     plan = f"{up}+down:{down}+ef:{decay}+hits"
-    results = ranks.run(results_and_state, world, plan, small_numbers, 4)
+    results = ranks_of(world).run(results_and_state, world, plan, small_numbers, 4)
     reference = OverHits(world, up, down, decay)
     require_same([result for result, _ in results], small_numbers, reference)
     for rank, (_, state) in enumerate(results):
@@ -33,10 +32,9 @@ def test_an_average_over_hits_is_its_float_reference(request, world, ways):
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_bits_of_values_are_sent_over_hits_too(request, world):
-    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
+def test_bits_of_values_are_sent_over_hits_too(ranks_of, world):
     codec = "topk:64/1024:sign"
-    results = ranks.run(results_and_state, world, f"{codec}+ef:0.95+hits", normal_gradient, 1)
+    results = ranks_of(world).run(results_and_state, world, f"{codec}+ef:0.95+hits", normal_gradient, 1)
     reference = OverHits(world, codec, codec)
     require_same([result for result, _ in results], normal_gradient, reference)
     for rank, (_, state) in enumerate(results):
@@ -57,9 +55,8 @@ def averages_of_disjoint(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_of_disjoint_values_the_two_averages_differ_by_the_number_of_ranks(request, world):
-    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
-    ranks.run(averages_of_disjoint, world)
+def test_of_disjoint_values_the_two_averages_differ_by_the_number_of_ranks(ranks_of, world):
+    ranks_of(world).run(averages_of_disjoint, world)
 
 
 def same_places(rank: int) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """FSDP2: the ranks' shards remain one model, a NaN leaves no trace, and state can be resumed."""
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -447,11 +446,13 @@ def leave(rank: int) -> str:
     octavo.compress(model, "int4+ef", timeout_s=2)
     dist.barrier()
     out = model(batch_of(rank, 0)).sum()
+    store = dist.distributed_c10d._get_default_store()
     if rank == 1:
-        time.sleep(6)
+        store.wait(["raised"])
         return "stayed away"
     with pytest.raises((TimeoutError, RuntimeError), match=r"a peer did not answer within 2000 ms"):
         out.backward()
+    store.set("raised", "")
     return "raised"
 
 

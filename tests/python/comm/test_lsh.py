@@ -9,8 +9,6 @@ from torch import Tensor
 
 import octavo
 
-WORLDS = {2: "two_ranks", 3: "three_ranks", 4: "four_ranks"}
-
 
 def in_pairs(rank: int, step: int, world: int) -> Tensor:
     """Returns a gradient that in every second step is nearly that of the step before, whatever the hash is."""
@@ -48,14 +46,14 @@ def can_send_nothing(monkeypatch):
 
 @pytest.mark.parametrize("codec", ["int4", "topk:0.5"])
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_what_is_reused_is_the_estimate_of_ef21(request, world, codec):
-    results = request.getfixturevalue(WORLDS[world]).run(results_of, world, f"lsh:0.25:{codec}", in_pairs, 6)
+def test_what_is_reused_is_the_estimate_of_ef21(ranks_of, world, codec):
+    results = ranks_of(world).run(results_of, world, f"lsh:0.25:{codec}", in_pairs, 6)
     require_same(results, in_pairs, ReusedEf21(world, codec))
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_what_is_reused_is_owed_under_econtrol(request, can_send_nothing, world):
-    results = request.getfixturevalue(WORLDS[world]).run(results_of, world, "lsh:0.25:int4+econtrol:0.05", in_pairs, 6)
+def test_what_is_reused_is_owed_under_econtrol(ranks_of, can_send_nothing, world):
+    results = ranks_of(world).run(results_of, world, "lsh:0.25:int4+econtrol:0.05", in_pairs, 6)
     require_same(results, in_pairs, ReusedEControl(world, "int4", 0.05))
 
 

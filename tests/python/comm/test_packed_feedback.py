@@ -113,16 +113,14 @@ def require_reference(by_rank: list[list[tuple[Tensor, Owed]]], codec: str, rule
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.feedback)
 @pytest.mark.parametrize("codec", ["int4", "sign", "topk:0.05"])
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_it_is_its_float_reference(request, world, codec, rule):
-    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks", 4: "four_ranks"}[world])
-    require_reference(ranks.run(steps_of, world, f"{codec}+{rule.feedback}", 5), codec, rule)
+def test_it_is_its_float_reference(ranks_of, world, codec, rule):
+    require_reference(ranks_of(world).run(steps_of, world, f"{codec}+{rule.feedback}", 5), codec, rule)
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_over_hits_it_is_its_float_reference(request, world):
-    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
+def test_over_hits_it_is_its_float_reference(ranks_of, world):
     rule = Rule("ef:0.9:8bit", decay=0.9, over_hits=True)
-    require_reference(ranks.run(steps_of, world, "topk:0.05+ef:0.9:8bit+hits", 5), "topk:0.05", rule)
+    require_reference(ranks_of(world).run(steps_of, world, "topk:0.05+ef:0.9:8bit+hits", 5), "topk:0.05", rule)
 
 
 # ---- other numbers of ranks

@@ -162,6 +162,7 @@ def dies_alone(rank: int, folder: str) -> None:
         Path(folder, "said").write_text(str(error))
 
 
+@pytest.mark.ranks
 def test_a_killed_peer_is_named_and_leaves_nothing_behind(tmp_path):
     before = set(os.listdir("/dev/shm"))
     pool = RankPool(2)

@@ -6,10 +6,11 @@ memory, queues and events.
 """
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
-from devices_own_tests import LIBRARIES, ROOT, build, run, run_tests
+from devices_own_tests import LIBRARIES, ROOT, build, changed_s, run, run_tests
 
 PLUGIN = LIBRARIES / "liboctavo_cuda.so"
 
@@ -20,15 +21,22 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("cuda_emulator")
     own = [ROOT / "tests" / "cuda" / "emulator" / f"{name}.cpp" for name in ("block", "device", "driver")]
     queue = ROOT / "tests" / "fake_device" / "queue.cpp"
-    build(folder / "libcuda.so.1", [*own, queue])
+    driver = build(folder / "libcuda.so.1", [*own, queue])
     compiler = os.environ.get("CXX", "c++")
-    build(
+    nvrtc = build(
         folder / "libnvrtc.so.13",
         [ROOT / "tests" / "cuda" / "emulator" / "nvrtc.cpp"],
         f'-DCXX_COMPILER="{compiler}"',
         f'-DSOURCE_FOLDER="{ROOT}"',
     )
-    return {"LD_LIBRARY_PATH": str(folder), "OCTAVO_CUDA_CACHE": str(folder / "cache")}
+    cache = folder / "cache"
+    cache.mkdir()
+    newest = changed_s()
+    # What the C++ tests have compiled. The file of a program holds its whole source, but for what the emulator adds.
+    for program in (ROOT / "build").glob("cp*/tests/cuda/emulator/cache/*.program"):
+        if program.stat().st_mtime > newest:
+            shutil.copy(program, cache)
+    return {"LD_LIBRARY_PATH": f"{driver.parent}:{nvrtc.parent}", "OCTAVO_CUDA_CACHE": str(cache)}
 
 
 @pytest.mark.timeout(600)

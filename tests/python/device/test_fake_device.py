@@ -15,8 +15,7 @@ from devices_own_tests import LIBRARIES, ROOT, build, run, run_tests
 def fake_plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("fake_device") / "liboctavo_fake.so"
     sources = sorted((ROOT / "tests" / "fake_device").glob("*.cpp"))
-    build(library, sources, f"-L{LIBRARIES}", "-loctavo_core", f"-Wl,-rpath,{LIBRARIES}")
-    return library
+    return build(library, sources, f"-L{LIBRARIES}", "-loctavo_core", f"-Wl,-rpath,{LIBRARIES}")
 
 
 @pytest.mark.timeout(600)
