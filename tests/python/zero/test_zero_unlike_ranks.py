@@ -129,7 +129,7 @@ class Branched(nn.Module):
 def says(rank: int, sizes: tuple[int, int], config: dict[str, Any]) -> str:
     torch._dynamo.reset()
     model = Branched(sizes)
-    # One case waits as long as this, and has no graphs; one rank may take longer than the other to compile its own.
+    # A rank may wait as long as this for the other, which takes longer where it has graphs to compile.
     timeout_s = 20 if config["compile"] else 6
     engine = octavo.initialize(model, adamw(model), {"zero_stage": 3, "timeout_s": timeout_s, **config})
     try:
