@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from zero_runs import error_of, inputs_of, net, train
 
 import octavo
+from octavo.zero.compiled import Contract, ZeroGraph
 
 TIMEOUT_S, LATE_S = 2, 5
 
@@ -45,6 +47,34 @@ def test_a_rank_that_stays_away_is_named_in_time(two_ranks, tmp_path, what):
     for _, said, after in (early, late):
         assert said.startswith("TimeoutError: [zero.")
         assert "[zero.save_checkpoint] this engine has ended with an error before" in after
+
+
+def lower_slowly(rank: int) -> tuple[float, str]:
+    torch._dynamo.reset()
+    model = nn.Linear(8, 8)
+    config = {"zero_stage": 3, "compile": "aot_eager", "timeout_s": 60}  # ranks may compile at unlike speeds
+    engine = octavo.initialize(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), config, group=torch.distributed.new_group()
+    )
+
+    def sleep(graph: ZeroGraph) -> None:
+        if rank == 1:
+            time.sleep(LATE_S)
+
+    engine.register_compile_pass("sleep", sleep, Contract())
+    engine.set_compile_schedule([(0, ["gather", "reduce"]), (1, ["gather", "reduce", "sleep"])])
+    engine.backward(engine(torch.ones(4, 8)).sum())
+    engine._peers._rendezvous._timeout = timedelta(seconds=TIMEOUT_S)
+    began = time.monotonic()
+    said = error_of(engine.step)
+    return time.monotonic() - began, f"{said}, then {error_of(engine.step)}"
+
+
+def test_a_rank_that_compiles_for_too_long_is_named_in_time(two_ranks):
+    (waited_s, said), _ = two_ranks.run(lower_slowly, timeout_s=60)
+    assert waited_s < LATE_S
+    assert said.startswith("TimeoutError: [zero.compiled] rank 1 did not come within 2 s: ")
+    assert "then RuntimeError: [zero.step] this engine has ended with an error before" in said
 
 
 def export_where_a_gather_is_late(rank: int, path: str) -> tuple[float, str]:
