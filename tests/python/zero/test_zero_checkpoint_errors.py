@@ -411,7 +411,7 @@ def load_damaged_digests(rank: int, folder: str, how: str) -> tuple[str, list[st
         elif how == "missing":
             digests.unlink()
         else:
-            digests.write_text("{}" if how == "empty" else digests.read_text()[:50])
+            digests.write_text(digests.read_text()[:50])
     torch.distributed.barrier()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -419,12 +419,12 @@ def load_damaged_digests(rank: int, folder: str, how: str) -> tuple[str, list[st
     return error, [str(one.message) for one in said if "[zero." in str(one.message)]
 
 
-@pytest.mark.parametrize("how", ["missing", "cut", "empty", "a file"])
+@pytest.mark.parametrize("how", ["missing", "cut", "a file"])
 def test_digests_that_are_missing_or_damaged_are_named(two_ranks, tmp_path, how):
     for error, said in two_ranks.run(load_damaged_digests, str(tmp_path), how):
         if how == "missing":
             assert not error and len(said) == 1 and "sha256.json is missing" in said[0]
-        elif how in ("cut", "empty"):
+        elif how == "cut":
             assert "sha256.json is damaged" in error and not said
         else:
             assert re.search(r"\[zero.load_checkpoint\] .*distcp is missing: restore the file", error)
