@@ -2,7 +2,7 @@
 """The meeting of a process group's ranks, in which they make connections of Octavo's own."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from hashlib import sha256
 from json import dumps, loads
@@ -77,18 +77,14 @@ class Rendezvous:
         self._attempt: dist.Store | None = None
         self._meetings = 0
 
-    def exchange(self, text: str, where: str | None = None) -> list[str]:
-        """Returns the ``text`` of every rank, in the order of ranks. ``where``: what errors name in the place of the
-        purpose."""
+    def exchange(self, text: str) -> list[str]:
+        """Returns the ``text`` of every rank, in the order of ranks."""
         if self._attempt is None:
             self._attempt = self._meet()
         self._meetings += 1
-        keys, deadline = self._keys(self._meetings), self._deadline()
+        keys = self._keys(self._meetings)
         self._attempt.set(keys[self._rank], text)
-        texts = [self._text(rank, key, deadline, where or self._purpose) for rank, key in enumerate(keys)]
-        if self._meetings > 1:  # whoever has come to this meeting has read the texts of the one before
-            self._attempt.delete_key(self._keys(self._meetings - 1)[self._rank])
-        return texts
+        return [self._text(rank, key) for rank, key in enumerate(keys)]
 
     def connect(self, ranks: Sequence[int] | None = None) -> dist.ProcessGroupGloo:
         """Returns a Gloo back end for all ranks, which one thread at a time may use. With ``ranks`` it connects those
@@ -109,7 +105,7 @@ class Rendezvous:
 
     def _meet(self) -> dist.Store:
         """Waits until all ranks are here, and returns the store of this attempt."""
-        deadline = self._deadline()
+        deadline = time.monotonic() + self._timeout.total_seconds()
         number = self._lead(deadline) if self._rank == 0 else self._follow(deadline)
         self._store.set(f"last of rank {self._rank}", str(number))
         return self._attempt_store(number)
@@ -168,23 +164,18 @@ class Rendezvous:
     def _keys(self, meeting: int) -> list[str]:
         return [f"{meeting}/rank {rank}" for rank in range(self._size)]
 
-    def _text(self, rank: int, key: str, deadline: float, where: str) -> str:
-        left_s = max(deadline - time.monotonic(), _POLL_S)
+    def _text(self, rank: int, key: str) -> str:
         try:
-            if not self._attempt.check([key]):
-                self._attempt.wait([key], timedelta(seconds=left_s))
+            self._attempt.wait([key], self._timeout)
         except RuntimeError as error:
             if "timeout" not in str(error).lower():
                 raise
-            raise self._timed_out(rank, where) from error
+            raise self._timed_out(rank) from error
         return self._attempt.get(key).decode()
 
-    def _deadline(self) -> float:
-        return time.monotonic() + self._timeout.total_seconds()
-
-    def _timed_out(self, rank: int, where: str | None = None) -> TimeoutError:
+    def _timed_out(self, rank: int) -> TimeoutError:
         return TimeoutError(
-            f"[{where or self._purpose}] rank {rank} did not come within {self._timeout.total_seconds():g} s: "
+            f"[{self._purpose}] rank {rank} did not come within {self._timeout.total_seconds():g} s: "
             f"call it on all {self._size} ranks of the group"
         )
 
@@ -209,14 +200,12 @@ def _short(value: object) -> str:
 
 
 @torch.no_grad()
-def broadcast_from_rank_0(
-    tensors: Iterable[Tensor], group: dist.ProcessGroup, wait: Callable[[dist.Work], object] = dist.Work.wait
-) -> None:
+def broadcast_from_rank_0(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
     """Replaces the tensors by those of rank 0, in place. They are sent as bytes, because Gloo does not send every
-    dtype. ``wait``: what waits for a collective; by default as long as the group's timeout."""
+    dtype."""
     source = dist.get_global_rank(group, 0)
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)  # a view, or a copy where the elements lie apart
-        wait(dist.broadcast(flat.view(torch.uint8), source, group=group, async_op=True))
+        dist.broadcast(flat.view(torch.uint8), source, group=group)
         if flat.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(flat.view(tensor.shape))

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from octavo.zero.peers import Peers
+import torch.distributed as dist
 
 Result = TypeVar("Result")
 
 
-def on_all_ranks(work: Callable[[], Result], where: str, what: str, peers: Peers) -> Result:
+def on_all_ranks(work: Callable[[], Result], where: str, what: str, group: dist.ProcessGroup) -> Result:
     """Calls ``work`` on this rank, and returns its result. All ranks call it. Where ``work`` fails on a rank, all ranks
     raise RuntimeError, or OSError where all failures were OSErrors. Errors begin with `[where]`; ``what`` is what could
     not be done. Where all ranks fail with the same sentence, which names its place, they raise it as it is."""
@@ -20,22 +20,20 @@ def on_all_ranks(work: Callable[[], Result], where: str, what: str, peers: Peers
         result = work()
     except Exception as error:
         failure = error
-    require_none_failed(failure, where, what, peers)
+    require_none_failed(failure, where, what, group)
     return result
 
 
-def by_first_rank(work: Callable[[], None], where: str, what: str, peers: Peers) -> None:
+def by_first_rank(work: Callable[[], None], where: str, what: str, group: dist.ProcessGroup) -> None:
     """Does what ``on_all_ranks`` does, where only rank 0 has work to do and the others wait for it."""
-    on_all_ranks(work if peers.rank == 0 else lambda: None, where, what, peers)
+    on_all_ranks(work if group.rank() == 0 else lambda: None, where, what, group)
 
 
-def require_none_failed(failure: Exception | None, where: str, what: str, peers: Peers) -> None:
-    """Raises on all ranks where a rank has failed. All ranks call it, each with the error that it has met, or None.
-    After an error of ``peers`` this rank raises it alone, because it can no longer tell the others."""
-    if failure is not None and peers.are_lost:
-        raise failure
+def require_none_failed(failure: Exception | None, where: str, what: str, group: dist.ProcessGroup) -> None:
+    """Raises on all ranks where a rank has failed. All ranks call it, each with the error that it has met, or None."""
     own = None if failure is None else described(failure)
-    of_all = peers.values(own, where)
+    of_all: list[tuple[bool, str] | None] = [None] * group.size()
+    dist.all_gather_object(of_all, own, group=group)
     failed = {rank: said for rank, said in enumerate(of_all) if said is not None}
     if not failed:
         return

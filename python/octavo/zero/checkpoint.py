@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
@@ -38,7 +39,6 @@ from octavo.zero.optimizer_state import load_states, options_of, parts_by_name, 
 if TYPE_CHECKING:
     from octavo.zero.engine import ZeroEngine
     from octavo.zero.parts import OwnPart
-    from octavo.zero.peers import Peers
 
 # Keys: parameters/NAME, module/NAME (buffers, and what needs no gradient), optimizer/NAME/KEY, groups,
 # residuals/RANK/KEY, about/RANK.
@@ -50,36 +50,37 @@ _DIGESTS = "sha256.json"
 _RESTORE = "restore the file, or continue from another checkpoint"
 
 
-def save(engine: ZeroEngine, directory: Path, peers: Peers) -> None:
+def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     """Does what ``ZeroEngine.save_checkpoint`` does. Each rank has buffers of its own; they become those of the first
     rank, on all ranks, so that a resumed run goes on as this one does."""
     aside = directory / _ASIDE
-    where, what = "zero.save_checkpoint", f"write to {directory}"
-    by_first_rank(lambda: _prepare(directory, aside), where, what, peers)
-    broadcast_from_rank_0(saved_buffers(engine.module).values(), peers.group, peers.waiting(where))
-    state = on_all_ranks(lambda: _state_of(engine, peers.rank), where, what, peers)
+    broadcast_from_rank_0(saved_buffers(engine.module).values(), group)
+    where = "zero.save_checkpoint"
+    what = f"write to {directory}"
+    by_first_rank(lambda: _prepare(directory, aside), where, what, group)
+    state = on_all_ranks(lambda: _state_of(engine, group.rank()), where, what, group)
     try:
         with _errors_of_all(where, what):
-            dcp.save(state, checkpoint_id=aside, process_group=peers.group)  # syncs its files
-        _write_digests(aside, where, what, peers)
+            dcp.save(state, checkpoint_id=aside, process_group=group)  # syncs its files
+        _write_digests(aside, where, what, group)
     except (OSError, RuntimeError):
-        if peers.rank == 0:
+        if group.rank() == 0:
             shutil.rmtree(aside, ignore_errors=True)
         raise
-    by_first_rank(lambda: _publish(directory, aside), where, f"give the checkpoint in {directory} its name", peers)
-    by_first_rank(lambda: _remove_older(directory), where, f"look for older checkpoints in {directory}", peers)
+    by_first_rank(lambda: _publish(directory, aside), where, f"give the checkpoint in {directory} its name", group)
+    by_first_rank(lambda: _remove_older(directory), where, f"look for older checkpoints in {directory}", group)
 
 
-def load(engine: ZeroEngine, directory: Path, peers: Peers) -> None:
-    """Does what ``ZeroEngine.load_checkpoint`` does."""
+def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
+    """Does what ``ZeroEngine.load_checkpoint`` does, up to ``take_own_parts``."""
     where, what = "zero.load_checkpoint", f"read the checkpoint in {directory}"
     newest = directory / LATEST
-    on_all_ranks(lambda: _require_unchanged(newest, peers), where, what, peers)  # before anything is read of it
-    saved = on_all_ranks(lambda: _saved_of_this_model(engine, newest, peers), where, what, peers)
+    on_all_ranks(lambda: _require_unchanged(newest, group), where, what, group)  # before anything is read of it
+    saved = on_all_ranks(lambda: _saved_of_this_model(engine, newest, group), where, what, group)
     is_text = {key: isinstance(entry, BytesStorageMetadata) for key, entry in saved.items()}
     texts = {key: None for key in saved if is_text[key]}
     with _errors_of_all(where, what):
-        dcp.load(texts, checkpoint_id=newest, process_group=peers.group)
+        dcp.load(texts, checkpoint_id=newest, process_group=group)
     options = json.loads(texts["groups"])
     require_same_kind(engine.optimizer, options, where)  # before anything changes
     parts = parts_by_name(engine)
@@ -88,14 +89,13 @@ def load(engine: ZeroEngine, directory: Path, peers: Peers) -> None:
         tensors = _in_place(engine, parts)
         tensors |= {key: _room_for(parts, key, saved[key]) for key in saved if not is_text[key] and key not in tensors}
         with torch.no_grad(), _errors_of_all(where, what):
-            dcp.load(tensors, checkpoint_id=newest, process_group=peers.group)
+            dcp.load(tensors, checkpoint_id=newest, process_group=group)
 
         def take() -> None:
             load_states(engine, _states_in(texts | tensors), options)
             engine.handle.load_state_dict(_exchanges_in(texts, tensors))
 
-        on_all_ranks(take, where, what, peers)
-        engine.take_own_parts()
+        on_all_ranks(take, where, what, group)
     except BaseException as error:
         engine.fail(error)
         raise
@@ -111,46 +111,49 @@ def _errors_of_all(where: str, what: str) -> Iterator[None]:
         raise error_of({rank: described(one) for rank, (one, _) in error.failures.items()}, where, what) from error
 
 
-def _saved_of_this_model(engine: ZeroEngine, newest: Path, peers: Peers) -> dict[str, Any]:
+def _saved_of_this_model(engine: ZeroEngine, newest: Path, group: dist.ProcessGroup) -> dict[str, Any]:
     if not newest.is_dir():
         raise FileNotFoundError(
             f"[zero.load_checkpoint] there is no checkpoint in {newest.parent}: expected a folder to which "
             f"save_checkpoint has written, with a link '{LATEST}' to the newest one"
         )
-    saved = _for_this_rank(dcp.FileSystemReader(newest).read_metadata().state_dict_metadata, peers)
+    saved = _for_this_rank(dcp.FileSystemReader(newest).read_metadata().state_dict_metadata, group)
     _require_this_model(engine, saved)
     return saved
 
 
-def _for_this_rank(saved: dict[str, Any], peers: Peers) -> dict[str, Any]:
+def _for_this_rank(saved: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
     """Returns what this rank is to load. On as many ranks as have saved, each rank loads only its own part of what
     exchanges remember."""
     ranks = sum(key.startswith("about/") for key in saved)
-    if ranks != peers.size:
+    if ranks != group.size():
         return saved
 
     def is_of_another(key: str) -> bool:
         kind, _, rest = key.partition("/")
-        return kind in _OF_RANKS and rest.partition("/")[0] != str(peers.rank)
+        return kind in _OF_RANKS and rest.partition("/")[0] != str(group.rank())
 
     return {key: what for key, what in saved.items() if not is_of_another(key)}
 
 
-def _write_digests(folder: Path, where: str, what: str, peers: Peers) -> None:
+def _write_digests(folder: Path, where: str, what: str, group: dist.ProcessGroup) -> None:
     """Writes the digest of every file. Each rank reads its share: every W-th one, whoever wrote it."""
     names: list[str] = []
-    by_first_rank(lambda: names.extend(sorted(path.name for path in folder.iterdir())), where, what, peers)
-    names = peers.values(names, where)[0]
-    digests = on_all_ranks(lambda: _digests(folder, names, peers), where, what, peers)
-    together = {name: digest for one in peers.values(digests, where) for name, digest in one.items()}
-    by_first_rank(lambda: durable_files.write_json(folder / _DIGESTS, together), where, what, peers)
+    by_first_rank(lambda: names.extend(sorted(path.name for path in folder.iterdir())), where, what, group)
+    box = [names]
+    dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
+    digests = on_all_ranks(lambda: _digests(folder, box[0], group), where, what, group)
+    of_all: list[dict[str, str]] = [{}] * group.size()
+    dist.all_gather_object(of_all, digests, group=group)
+    together = {name: digest for one in of_all for name, digest in one.items()}
+    by_first_rank(lambda: durable_files.write_json(folder / _DIGESTS, together), where, what, group)
 
 
-def _digests(folder: Path, names: Sequence[str], peers: Peers) -> dict[str, str]:
-    return {name: durable_files.sha256(folder / name) for name in names[peers.rank :: peers.size]}
+def _digests(folder: Path, names: Sequence[str], group: dist.ProcessGroup) -> dict[str, str]:
+    return {name: durable_files.sha256(folder / name) for name in names[group.rank() :: group.size()]}
 
 
-def _require_unchanged(newest: Path, peers: Peers) -> None:
+def _require_unchanged(newest: Path, group: dist.ProcessGroup) -> None:
     """Raises ValueError where a file of this rank's share has other bytes than were written, FileNotFoundError where it
     is missing. A checkpoint without digests is taken as it is, with a warning."""
     digests = newest / _DIGESTS
@@ -167,7 +170,7 @@ def _require_unchanged(newest: Path, peers: Peers) -> None:
     missing = [newest / name for name in sorted(written) if not (newest / name).is_file()]
     if missing:
         raise FileNotFoundError(f"[zero.load_checkpoint] {missing[0]} is missing: {_RESTORE}")
-    for name, digest in _digests(newest, sorted(written), peers).items():
+    for name, digest in _digests(newest, sorted(written), group).items():
         if written[name] != digest:
             raise ValueError(
                 f"[zero.load_checkpoint] {newest / name} is damaged: its bytes are not those that were written; "

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,9 +35,8 @@ class OwnPart:
 
         return cls(nn.Parameter(of_all(values)), of_all(gradient))
 
-    def gathered(self, wait: Callable[[dist.Work], object]) -> Tensor:
-        """Returns the whole of the flat parameter, on all ranks, which call it together. ``wait``: what waits for a
-        collective.
+    def gathered(self) -> Tensor:
+        """Returns the whole of the flat parameter, on all ranks, which call it together.
 
         It does not use ``full_tensor``: Gloo keeps a name of that operation that is too long for ``std::string`` to
         hold in place, and its two threads assign such names without a lock (seen in torch 2.13), which corrupts the
@@ -48,6 +46,5 @@ class OwnPart:
         group, own = values.device_mesh.get_group(), values.to_local()
         largest = -(-values.numel() // group.size())
         whole = own.new_empty(largest * group.size())
-        chunks = list(whole.chunk(group.size()))
-        wait(dist.all_gather(chunks, F.pad(own, (0, largest - own.numel())), group=group, async_op=True))
+        dist.all_gather(list(whole.chunk(group.size())), F.pad(own, (0, largest - own.numel())), group=group)
         return whole[: values.numel()]
