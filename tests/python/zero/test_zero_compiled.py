@@ -422,3 +422,38 @@ def at_the_limit_alone(rank: int, stage: int) -> str:
 def test_a_rank_that_alone_is_no_longer_compiled_is_told_why_the_others_do_not_match(two_ranks, stage):
     for said in two_ranks.run(at_the_limit_alone, stage):
         assert "all ranks must make the same calls" in said and "torch._dynamo.config.recompile_limit" in said
+
+
+class Scaled(nn.Module):
+    """A module that has a parameter of its own besides those of its children."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x))) * self.scale
+
+
+def two_passes_forward(rank: int, backend: str | bool) -> list[float]:
+    """Trains on the difference of two views, of which each has a forward pass of its own."""
+    torch._dynamo.reset()
+    model = Scaled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = octavo.initialize(model, optimizer, {"zero_stage": 3, "compile": backend})
+    losses = []
+    for step in range(5):
+        torch.manual_seed(10 * step + rank)
+        loss = (engine(torch.randn(4, 8)) - engine(torch.randn(4, 8))).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_two_forward_passes_have_one_backward_pass(two_ranks):
+    expected = two_ranks.run(two_passes_forward, False)
+    got = two_ranks.run(two_passes_forward, "aot_eager")
+    assert got == [pytest.approx(of_eager, rel=1e-6) for of_eager in expected]
