@@ -4,7 +4,6 @@ others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from fsdp_runs import whole
 from fused_rules import decoded as by_tables
-from rank_pool import RankPool
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -32,13 +30,6 @@ MAKERS = {"32": AdamW, "8": AdamW8bit, "4": AdamW4bit, "paged": PagedAdamW8bit, 
 BITS = {"32": 32, "8": 8, "4": 4, "paged": 8, "lion": 8}
 OPTIONS = {"lr": 1e-2, "min_8bit_size": 100}
 STOP, STEPS = 4, 8
-
-
-@pytest.fixture(scope="module")
-def one_rank() -> Iterator[RankPool]:
-    pool = RankPool(1)
-    yield pool
-    pool.stop()
 
 
 class Mixed(nn.Module):
