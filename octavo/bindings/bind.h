@@ -15,7 +15,7 @@ void bind_autograd(pybind11::module_& m);
 /// Plan, and codecs for single tensors.
 void bind_codecs(pybind11::module_& m);
 
-/// The hooks of DDP and FSDP2, memory that ranks share, and all_reduce.
+/// The hooks of DDP and FSDP2, memory that ranks share, what ranks send without a compressor, and all_reduce.
 void bind_comm(pybind11::module_& m);
 
 /// Compressor.

@@ -21,6 +21,7 @@
 #include "octavo/comm/plan.h"
 #include "octavo/comm/serial_queue.h"
 #include "octavo/comm/shared/shared_backend.h"
+#include "octavo/comm/wire.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/kernels/error.h"
 
@@ -96,6 +97,23 @@ void bind_shared_memory(py::module_& m) {
       py::arg("backend"), py::arg("bytes"));
 }
 
+void bind_wire(py::module_& m) {
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<Wire, WithoutGilPtr<Wire>>(m, "Wire")
+      .def(py::init([](BackendPtr backend, double timeout_s) {
+             return make_without_gil<Wire>(std::move(backend), milliseconds(timeout_s));
+           }),
+           py::arg("backend"), py::arg("timeout_s"))
+      .def(
+          "all_reduce", [](Wire& wire, at::Tensor tensor) { wire.all_reduce(tensor); }, no_gil, py::arg("tensor"))
+      .def(
+          "all_gather",
+          [](Wire& wire, const at::Tensor& own, const std::vector<std::uint64_t>& bytes) {
+            return all_gather(wire, own, bytes);
+          },
+          no_gil, py::arg("own"), py::arg("bytes"));
+}
+
 void bind_all_reduce(py::module_& m) {
   m.def("rows_of", [](const std::vector<std::int64_t>& sizes) { return rows_of(sizes); });
   m.def("ring_bytes", &ring_bytes, py::arg("payload_bytes"), py::arg("ranks"));
@@ -118,6 +136,7 @@ void bind_all_reduce(py::module_& m) {
 void bind_comm(py::module_& m) {
   bind_hooks(m);
   bind_shared_memory(m);
+  bind_wire(m);
   bind_all_reduce(m);
 }
 

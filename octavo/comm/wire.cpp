@@ -2,10 +2,12 @@
 #include "octavo/comm/wire.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "octavo/comm/forked_children.h"
@@ -183,6 +185,19 @@ Transfer Wire::start_reduce_scatter(at::Tensor& output, at::Tensor& input) {
   options.timeout = timeout_;
   return guarded(rank_, timeout_,
                  [&] { return Transfer(backend_->_reduce_scatter_base(output, input, options), rank_, timeout_); });
+}
+
+at::Tensor all_gather(Wire& wire, const at::Tensor& own, std::span<const std::uint64_t> bytes) {
+  const auto rank = static_cast<std::size_t>(wire.rank());
+  if (bytes.size() != static_cast<std::size_t>(wire.world_size()) || bytes[rank] != own.nbytes()) {
+    fail(ErrorCode::invalid_argument, "comm.all_gather", "rank ", rank, ": expected the bytes of each of ",
+         wire.world_size(), " ranks, and its own ", own.nbytes(), " among them");
+  }
+  const std::uint64_t sum = std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+  at::Tensor all = at::empty({static_cast<std::int64_t>(sum)}, at::kByte);
+  const std::vector<Parcel> to_all(bytes.size(), {0, own.nbytes()});
+  wire.exchange(own, to_all, all, bytes).wait();
+  return all;
 }
 
 void broadcast_from_rank_0(Wire& wire, std::span<std::int64_t> numbers) {

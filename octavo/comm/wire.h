@@ -146,6 +146,11 @@ class OCTAVO_API Wire {
   std::atomic<std::uint64_t> sent_bytes_ = 0;
 };
 
+/// Returns the bytes of all ranks, one rank's after another's, on all of them. `own`: what this rank gives, uint8 of
+/// one dimension, on the CPU. `bytes`: how many each rank gives, in rank order. All ranks call it together. Throws what
+/// Wire throws, and Error invalid_argument where `bytes` is not for these ranks or not for `own`.
+OCTAVO_API at::Tensor all_gather(Wire& wire, const at::Tensor& own, std::span<const std::uint64_t> bytes);
+
 /// Replaces the numbers by those of rank 0. All ranks call it together, with as many numbers. Throws what Wire throws.
 OCTAVO_API void broadcast_from_rank_0(Wire& wire, std::span<std::int64_t> numbers);
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 _POLL_S = 0.005
 _YEAR_S = 366 * 86400.0
-_HERE, _LEFT = "here", "left"
+_HERE, _LEFT, _END = "here", "left", "end"
 
 
 def as_group(group: dist.ProcessGroup | None, where: str) -> dist.ProcessGroup:
@@ -77,14 +77,23 @@ class Rendezvous:
         self._attempt: dist.Store | None = None
         self._meetings = 0
 
-    def exchange(self, text: str) -> list[str]:
-        """Returns the ``text`` of every rank, in the order of ranks."""
+    def exchange(self, text: str, where: str | None = None) -> list[str]:
+        """Returns the ``text`` of every rank, in the order of ranks. ``where``: what errors name in the place of the
+        purpose. Where a rank does not come in time, all ranks raise TimeoutError, which names it, also that rank when
+        it comes: it must not go on alone."""
         if self._attempt is None:
             self._attempt = self._meet()
         self._meetings += 1
-        keys = self._keys(self._meetings)
-        self._attempt.set(keys[self._rank], text)
-        return [self._text(rank, key) for rank, key in enumerate(keys)]
+        meeting = self._meeting(self._meetings)
+        meeting.set(str(self._rank), text)
+        if meeting.add("count", 1) == self._size:
+            meeting.compare_set(_END, "", _HERE)
+        end = self._end_of(meeting)
+        if end != _HERE:
+            raise self._timed_out(int(end), where)
+        texts = [meeting.get(str(rank)).decode() for rank in range(self._size)]
+        self._forget(self._meetings - 1)
+        return texts
 
     def connect(self, ranks: Sequence[int] | None = None) -> dist.ProcessGroupGloo:
         """Returns a Gloo back end for all ranks, which one thread at a time may use. With ``ranks`` it connects those
@@ -112,7 +121,7 @@ class Rendezvous:
 
     def _lead(self, deadline: float) -> int:
         number = self._store.add("attempts", 1)
-        attempt, keys = self._attempt_store(number), self._keys(0)
+        attempt, keys = self._attempt_store(number), self._keys()
         attempt.set(keys[0], _HERE)
         self._store.set("open", str(number))
         while not (attempt.check(keys) and all(attempt.get(key).decode() == _HERE for key in keys)):
@@ -129,7 +138,7 @@ class Rendezvous:
             number = self._number("open")
             if number > last and number != joined:
                 joined = number
-                self._attempt_store(joined).set(self._keys(0)[self._rank], _HERE)
+                self._attempt_store(joined).set(self._keys()[self._rank], _HERE)
             elif time.monotonic() > deadline:
                 raise self._timed_out(self._leave(joined))
             else:
@@ -143,13 +152,13 @@ class Rendezvous:
             return 0
         attempt = self._attempt_store(joined)
         absent = self._absent(attempt)
-        attempt.set(self._keys(0)[self._rank], _LEFT)
+        attempt.set(self._keys()[self._rank], _LEFT)
         return absent
 
     def _absent(self, attempt: dist.Store) -> int:
         """Returns the first rank that did not come to the attempt; otherwise one that has left it; otherwise 0, which
         leads it."""
-        keys = self._keys(0)
+        keys = self._keys()
         missing = [rank for rank, key in enumerate(keys) if not attempt.check([key])]
         if missing:
             return missing[0]
@@ -161,21 +170,34 @@ class Rendezvous:
     def _number(self, key: str) -> int:
         return int(self._store.get(key)) if self._store.check([key]) else 0
 
-    def _keys(self, meeting: int) -> list[str]:
-        return [f"{meeting}/rank {rank}" for rank in range(self._size)]
+    def _keys(self) -> list[str]:
+        return [f"rank {rank}" for rank in range(self._size)]
 
-    def _text(self, rank: int, key: str) -> str:
+    def _meeting(self, number: int) -> dist.Store:
+        return dist.PrefixStore(f"meeting {number}", self._attempt)
+
+    def _end_of(self, meeting: dist.Store) -> str:
+        """Waits for the end of a meeting, and returns _HERE, or the number of a rank that has not come in time. The
+        first rank to know decides it for all."""
         try:
-            self._attempt.wait([key], self._timeout)
+            if not meeting.check([_END]):
+                meeting.wait([_END], self._timeout)
         except RuntimeError as error:
             if "timeout" not in str(error).lower():
                 raise
-            raise self._timed_out(rank) from error
-        return self._attempt.get(key).decode()
+            absent = (str(rank) for rank in range(self._size) if not meeting.check([str(rank)]))
+            meeting.compare_set(_END, "", next(absent, _HERE))
+        return meeting.get(_END).decode()
 
-    def _timed_out(self, rank: int) -> TimeoutError:
+    def _forget(self, number: int) -> None:
+        """Deletes what this rank has said in a meeting. Whoever has come to the next one has read it."""
+        if number > 0:
+            for key in (str(self._rank), *(("count", _END) if self._rank == 0 else ())):
+                self._meeting(number).delete_key(key)
+
+    def _timed_out(self, rank: int, where: str | None = None) -> TimeoutError:
         return TimeoutError(
-            f"[{self._purpose}] rank {rank} did not come within {self._timeout.total_seconds():g} s: "
+            f"[{where or self._purpose}] rank {rank} did not come within {self._timeout.total_seconds():g} s: "
             f"call it on all {self._size} ranks of the group"
         )
 

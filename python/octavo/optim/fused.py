@@ -32,6 +32,10 @@ FORMAT = ("optim_bits", "min_8bit_size", "is_paged", "min_paged_size")  # the op
 OWN_OPTIONS = (*FORMAT, "nonfinite", "bf16_rounding", "seed")  # options that optimizers of other libraries do not have
 
 
+class NothingChanged(FloatingPointError):
+    """A gradient is not finite, and ``nonfinite="raise"``: no rank has changed a parameter or a state."""
+
+
 class StepCall(NamedTuple):
     """The step of the parameters of a group on one device."""
 
@@ -351,7 +355,7 @@ class FusedOptimizer(CheckedOptimizer):
                 continue
             if policy == "raise":
                 self._clip = None  # it was of gradients that must be replaced
-                raise FloatingPointError(
+                raise NothingChanged(
                     f"[optim.{type(self).__name__}] a gradient is not finite; all parameters and states are as they "
                     f"were before the step"
                 )

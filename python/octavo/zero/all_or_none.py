@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-import torch.distributed as dist
+from octavo.zero.peers import Peers
 
 Result = TypeVar("Result")
 
 
-def on_all_ranks(work: Callable[[], Result], where: str, what: str, group: dist.ProcessGroup) -> Result:
+def on_all_ranks(work: Callable[[], Result], where: str, what: str, peers: Peers) -> Result:
     """Calls ``work`` on this rank, and returns its result. All ranks call it. Where ``work`` fails on a rank, all ranks
     raise RuntimeError, or OSError where all failures were OSErrors. Errors begin with `[where]`; ``what`` is what could
     not be done. Where all ranks fail with the same sentence, which names its place, they raise it as it is."""
@@ -20,20 +20,22 @@ def on_all_ranks(work: Callable[[], Result], where: str, what: str, group: dist.
         result = work()
     except Exception as error:
         failure = error
-    require_none_failed(failure, where, what, group)
+    require_none_failed(failure, where, what, peers)
     return result
 
 
-def by_first_rank(work: Callable[[], None], where: str, what: str, group: dist.ProcessGroup) -> None:
+def by_first_rank(work: Callable[[], None], where: str, what: str, peers: Peers) -> None:
     """Does what ``on_all_ranks`` does, where only rank 0 has work to do and the others wait for it."""
-    on_all_ranks(work if group.rank() == 0 else lambda: None, where, what, group)
+    on_all_ranks(work if peers.rank == 0 else lambda: None, where, what, peers)
 
 
-def require_none_failed(failure: Exception | None, where: str, what: str, group: dist.ProcessGroup) -> None:
-    """Raises on all ranks where a rank has failed. All ranks call it, each with the error that it has met, or None."""
+def require_none_failed(failure: Exception | None, where: str, what: str, peers: Peers) -> None:
+    """Raises on all ranks where a rank has failed. All ranks call it, each with the error that it has met, or None.
+    After an error of ``peers`` this rank raises it alone, because it can no longer tell the others."""
+    if failure is not None and peers.are_lost:
+        raise failure
     own = None if failure is None else described(failure)
-    of_all: list[tuple[bool, str] | None] = [None] * group.size()
-    dist.all_gather_object(of_all, own, group=group)
+    of_all = peers.values(own, where)
     failed = {rank: said for rank, said in enumerate(of_all) if said is not None}
     if not failed:
         return

@@ -2,85 +2,62 @@
 """Checkpoints of an engine, by ``torch.distributed.checkpoint``: parameters and the optimizer's states as flat
 DTensors, which any number of ranks can load, whatever the stage.
 
-    DIRECTORY/latest -> saved-000002    what torch.distributed.checkpoint has written, and its digests
-
-Of each of these files ``sha256.json`` has the SHA-256, by which bytes are found that have changed since.
-
-A checkpoint is written under another name, synced, and renamed. Then the link is replaced, in one step, and the
-checkpoint before is removed. A process that is killed at any moment leaves one of the two, whole.
+Their keys: parameters/NAME, module/NAME (buffers, and what needs no gradient), optimizer/NAME/KEY, groups,
+residuals/RANK/KEY, about/RANK.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
-from octavo import durable_files
 from octavo.optim.checks import require_same_kind
 from octavo.optim.shards import is_sharded
 from octavo.parameters import saved_buffers
 from octavo.rendezvous import broadcast_from_rank_0
-from octavo.zero.all_or_none import by_first_rank, described, error_of, on_all_ranks
+from octavo.zero.all_or_none import described, error_of, on_all_ranks
+from octavo.zero.checkpoint_folder import CheckpointFolder
 from octavo.zero.optimizer_state import load_states, options_of, parts_by_name, states_by_name
 
 if TYPE_CHECKING:
     from octavo.zero.engine import ZeroEngine
     from octavo.zero.parts import OwnPart
-
-# Keys: parameters/NAME, module/NAME (buffers, and what needs no gradient), optimizer/NAME/KEY, groups,
-# residuals/RANK/KEY, about/RANK.
+    from octavo.zero.peers import Peers
 
 _OF_RANKS = ("residuals", "about")
-LATEST = "latest"
-_ASIDE = ".aside"
-_DIGESTS = "sha256.json"
-_RESTORE = "restore the file, or continue from another checkpoint"
 
 
-def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
+def save(engine: ZeroEngine, directory: Path, peers: Peers) -> None:
     """Does what ``ZeroEngine.save_checkpoint`` does. Each rank has buffers of its own; they become those of the first
     rank, on all ranks, so that a resumed run goes on as this one does."""
-    aside = directory / _ASIDE
-    broadcast_from_rank_0(saved_buffers(engine.module).values(), group)
-    where = "zero.save_checkpoint"
-    what = f"write to {directory}"
-    by_first_rank(lambda: _prepare(directory, aside), where, what, group)
-    state = on_all_ranks(lambda: _state_of(engine, group.rank()), where, what, group)
-    try:
+    where, what = "zero.save_checkpoint", f"write to {directory}"
+    with CheckpointFolder(directory, peers, where).writing() as folder:
+        broadcast_from_rank_0(saved_buffers(engine.module).values(), peers.group)
+        state = on_all_ranks(lambda: _state_of(engine, peers.rank), where, what, peers)
         with _errors_of_all(where, what):
-            dcp.save(state, checkpoint_id=aside, process_group=group)  # syncs its files
-        _write_digests(aside, where, what, group)
-    except (OSError, RuntimeError):
-        if group.rank() == 0:
-            shutil.rmtree(aside, ignore_errors=True)
-        raise
-    by_first_rank(lambda: _publish(directory, aside), where, f"give the checkpoint in {directory} its name", group)
-    by_first_rank(lambda: _remove_older(directory), where, f"look for older checkpoints in {directory}", group)
+            dcp.save(state, checkpoint_id=folder, process_group=peers.group)  # syncs its files
 
 
-def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
-    """Does what ``ZeroEngine.load_checkpoint`` does, up to ``take_own_parts``."""
+def load(engine: ZeroEngine, directory: Path, peers: Peers) -> None:
+    """Does what ``ZeroEngine.load_checkpoint`` does."""
     where, what = "zero.load_checkpoint", f"read the checkpoint in {directory}"
-    newest = directory / LATEST
-    on_all_ranks(lambda: _require_unchanged(newest, group), where, what, group)  # before anything is read of it
-    saved = on_all_ranks(lambda: _saved_of_this_model(engine, newest, group), where, what, group)
+    folder = CheckpointFolder(directory, peers, where)
+    folder.require_whole()  # before anything is read of it
+    newest = folder.newest
+    saved = on_all_ranks(lambda: _saved_of_this_model(engine, newest, peers), where, what, peers)
     is_text = {key: isinstance(entry, BytesStorageMetadata) for key, entry in saved.items()}
     texts = {key: None for key in saved if is_text[key]}
     with _errors_of_all(where, what):
-        dcp.load(texts, checkpoint_id=newest, process_group=group)
+        dcp.load(texts, checkpoint_id=newest, process_group=peers.group)
     options = json.loads(texts["groups"])
     require_same_kind(engine.optimizer, options, where)  # before anything changes
     parts = parts_by_name(engine)
@@ -89,13 +66,14 @@ def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
         tensors = _in_place(engine, parts)
         tensors |= {key: _room_for(parts, key, saved[key]) for key in saved if not is_text[key] and key not in tensors}
         with torch.no_grad(), _errors_of_all(where, what):
-            dcp.load(tensors, checkpoint_id=newest, process_group=group)
+            dcp.load(tensors, checkpoint_id=newest, process_group=peers.group)
 
         def take() -> None:
             load_states(engine, _states_in(texts | tensors), options)
             engine.handle.load_state_dict(_exchanges_in(texts, tensors))
 
-        on_all_ranks(take, where, what, group)
+        on_all_ranks(take, where, what, peers)
+        engine.take_own_parts()
     except BaseException as error:
         engine.fail(error)
         raise
@@ -111,108 +89,24 @@ def _errors_of_all(where: str, what: str) -> Iterator[None]:
         raise error_of({rank: described(one) for rank, (one, _) in error.failures.items()}, where, what) from error
 
 
-def _saved_of_this_model(engine: ZeroEngine, newest: Path, group: dist.ProcessGroup) -> dict[str, Any]:
-    if not newest.is_dir():
-        raise FileNotFoundError(
-            f"[zero.load_checkpoint] there is no checkpoint in {newest.parent}: expected a folder to which "
-            f"save_checkpoint has written, with a link '{LATEST}' to the newest one"
-        )
-    saved = _for_this_rank(dcp.FileSystemReader(newest).read_metadata().state_dict_metadata, group)
+def _saved_of_this_model(engine: ZeroEngine, newest: Path, peers: Peers) -> dict[str, Any]:
+    saved = _for_this_rank(dcp.FileSystemReader(newest).read_metadata().state_dict_metadata, peers)
     _require_this_model(engine, saved)
     return saved
 
 
-def _for_this_rank(saved: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
+def _for_this_rank(saved: dict[str, Any], peers: Peers) -> dict[str, Any]:
     """Returns what this rank is to load. On as many ranks as have saved, each rank loads only its own part of what
     exchanges remember."""
     ranks = sum(key.startswith("about/") for key in saved)
-    if ranks != group.size():
+    if ranks != peers.size:
         return saved
 
     def is_of_another(key: str) -> bool:
         kind, _, rest = key.partition("/")
-        return kind in _OF_RANKS and rest.partition("/")[0] != str(group.rank())
+        return kind in _OF_RANKS and rest.partition("/")[0] != str(peers.rank)
 
     return {key: what for key, what in saved.items() if not is_of_another(key)}
-
-
-def _write_digests(folder: Path, where: str, what: str, group: dist.ProcessGroup) -> None:
-    """Writes the digest of every file. Each rank reads its share: every W-th one, whoever wrote it."""
-    names: list[str] = []
-    by_first_rank(lambda: names.extend(sorted(path.name for path in folder.iterdir())), where, what, group)
-    box = [names]
-    dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
-    digests = on_all_ranks(lambda: _digests(folder, box[0], group), where, what, group)
-    of_all: list[dict[str, str]] = [{}] * group.size()
-    dist.all_gather_object(of_all, digests, group=group)
-    together = {name: digest for one in of_all for name, digest in one.items()}
-    by_first_rank(lambda: durable_files.write_json(folder / _DIGESTS, together), where, what, group)
-
-
-def _digests(folder: Path, names: Sequence[str], group: dist.ProcessGroup) -> dict[str, str]:
-    return {name: durable_files.sha256(folder / name) for name in names[group.rank() :: group.size()]}
-
-
-def _require_unchanged(newest: Path, group: dist.ProcessGroup) -> None:
-    """Raises ValueError where a file of this rank's share has other bytes than were written, FileNotFoundError where it
-    is missing. A checkpoint without digests is taken as it is, with a warning."""
-    digests = newest / _DIGESTS
-    if not digests.is_file():
-        if newest.is_dir():
-            warnings.warn(
-                f"[zero.load_checkpoint] {digests} is missing, so that damaged files would not be noticed", stacklevel=6
-            )
-        return
-    try:
-        written = json.loads(digests.read_text())
-    except ValueError as error:
-        raise ValueError(f"[zero.load_checkpoint] {digests} is damaged: {error}; {_RESTORE}") from error
-    missing = [newest / name for name in sorted(written) if not (newest / name).is_file()]
-    if missing:
-        raise FileNotFoundError(f"[zero.load_checkpoint] {missing[0]} is missing: {_RESTORE}")
-    for name, digest in _digests(newest, sorted(written), group).items():
-        if written[name] != digest:
-            raise ValueError(
-                f"[zero.load_checkpoint] {newest / name} is damaged: its bytes are not those that were written; "
-                f"{_RESTORE}"
-            )
-
-
-def _prepare(directory: Path, aside: Path) -> None:
-    durable_files.make_folder(directory)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _publish(directory: Path, aside: Path) -> None:
-    final = directory / f"saved-{max(map(_number_of, _saves(directory)), default=0) + 1:06d}"
-    durable_files.sync_folder(aside)
-    os.replace(aside, final)
-    durable_files.sync_folder(directory)
-    durable_files.point_link(directory / LATEST, final.name)
-
-
-def _remove_older(directory: Path) -> None:
-    """Removes all checkpoints but the newest. That one is complete by now, so a failure is a warning and no error."""
-    newest = directory / os.readlink(directory / LATEST)
-    for path in _saves(directory):
-        if path != newest:
-            try:
-                if path.is_symlink():
-                    path.unlink()
-                else:
-                    shutil.rmtree(path)
-            except OSError as error:
-                warnings.warn(
-                    f"[zero.save_checkpoint] {path} is no longer needed and cannot be removed: {error}", stacklevel=7
-                )
-
-
-def _saves(directory: Path) -> list[Path]:
-    return list(directory.glob("saved-" + "[0-9]" * 6))
-
-
-def _number_of(save: Path) -> int:
-    return int(save.name.removeprefix("saved-"))
 
 
 def _others(engine: ZeroEngine, parts: dict[str, OwnPart]) -> dict[str, Tensor]:

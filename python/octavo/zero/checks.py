@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the models and optimizers that can be shared out, before the first step and in each one."""
+"""Checks of what the user gives: of models and optimizers that can be shared out, before the first step and in each
+one, of losses and paths."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +17,7 @@ from torch.optim import Optimizer
 from octavo.optim.checks import SENDING_OPTIMIZERS, has_base_named
 from octavo.optim.joined import JoinedOptimizer
 from octavo.outer import Outer
+from octavo.plain_model import require_plain_model
 from octavo.zero.parts import OwnPart
 
 _LOOK_AT_SHAPES = {
@@ -21,6 +25,18 @@ _LOOK_AT_SHAPES = {
 }
 """Optimizers whose steps look at a parameter's shape, as class names in small letters: the classes of other packages
 cannot be imported here to compare with."""
+
+
+def require_shareable(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, stage: int
+) -> None:
+    """Raises ValueError for what the stage cannot share out. ``parameters``: those of the model that need a
+    gradient."""
+    require_plain_model(model, "zero.initialize")
+    require_trainable(parameters, optimizer)
+    if stage == 3:
+        require_uncompiled(model)
+        require_gatherable(model)
 
 
 def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
@@ -148,3 +164,20 @@ def warn_of_rounding(parameters: Mapping[str, nn.Parameter]) -> None:
             "their gradients to float32 before they add them up",
             stacklevel=4,
         )
+
+
+def require_differentiable(loss: Tensor) -> None:
+    """Raises ValueError for a loss that cannot be differentiated, before anything has happened."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        what = f"{tuple(loss.shape)}, requires_grad={loss.requires_grad}" if isinstance(loss, Tensor) else repr(loss)
+        raise ValueError(
+            f"[zero.backward] expected a loss of one element that the engine's forward pass has computed, with a "
+            f"gradient, got {what}: reduce it, as by mean(), and compute it outside of torch.no_grad()"
+        )
+
+
+def as_path(function: str, path: Any) -> Path:
+    try:
+        return Path(path)
+    except TypeError:
+        raise TypeError(f"[zero.{function}] expected a path, got {path!r}") from None

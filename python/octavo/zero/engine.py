@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from datetime import timedelta
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,30 +14,33 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from octavo.finite import all_finite
-from octavo.hooks import remove_after, while_alive
 from octavo.optim.base import not_compiled
-from octavo.optim.clipping import clip_factor, require_max_norm, total_norm
+from octavo.optim.clipping import require_max_norm
+from octavo.optim.fused import NothingChanged
 from octavo.parameters import exempt_by_name
-from octavo.plain_model import require_plain_model
-from octavo.rendezvous import as_group, broadcast_from_rank_0, require_backend
-from octavo.zero import explained, export, optimizer_state, set_up
+from octavo.rendezvous import Rendezvous, as_group, broadcast_from_rank_0, require_backend
+from octavo.zero import compilation, explained, export, optimizer_state, set_up
+from octavo.zero.always_whole import AlwaysWhole
 from octavo.zero.checks import (
+    as_path,
     memory_of,
-    require_gatherable,
+    require_differentiable,
     require_same,
-    require_trainable,
-    require_uncompiled,
+    require_shareable,
     warn_of_rounding,
 )
-from octavo.zero.compile_config import CompileConfig, compile_config
+from octavo.zero.compile_config import compile_config
 from octavo.zero.config import ZeroConfig
 from octavo.zero.gathering import GRAPH, Gathering
+from octavo.zero.gradients import Gradients
 from octavo.zero.handle import ZeroHandle
 from octavo.zero.parts import OwnPart
+from octavo.zero.peers import Peers
+from octavo.zero.progress import Progress
+from octavo.zero.writes import Writes
 
 if TYPE_CHECKING:
-    from octavo.zero.compiled import Contract, Edit, Schedule, Setting, ZeroCompiler
+    from octavo.zero.compiled import Contract, Edit, Schedule, ZeroCompiler
 
 
 def initialize(
@@ -87,72 +87,46 @@ class ZeroEngine:
         group = as_group(group, "zero.initialize")
         compiled = compile_config(config.compile)
         self.module, self.optimizer, self.config = model, optimizer, config
-        self._group = group
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._ids = {parameter: id for id, parameter in enumerate(self._parameters.values())}
-        require_plain_model(model, "zero.initialize")
-        require_trainable(self._parameters, optimizer)
+        require_shareable(model, self._parameters, optimizer, config.zero_stage)
         states = optimizer_state.whole_states(optimizer, self._parameters)
-        if config.zero_stage == 3:
-            require_uncompiled(model)
-            require_gatherable(model)
         device_type = next(iter(self._parameters.values())).device.type
         require_backend(group, torch.device(device_type), "zero.initialize")
-        setting = None if compiled is None else set_up.compilable(config, compiled, device_type, optimizer)
+        setting = None if compiled is None else compilation.compilable(config, compiled, device_type, optimizer)
         if group.size() > 1:
             warn_of_rounding(self._parameters)
         exempt = exempt_by_name(config.exempt, self._parameters, "zero.initialize")
-        self._engine = set_up.connect(config, group, self._parameters, exempt, optimizer, states)
+        rendezvous = Rendezvous(group, "zero.initialize", config.timeout_s)
+        self._engine = set_up.connect(config, group, rendezvous, self._parameters, exempt, optimizer, states)
+        self._progress = Progress(config.accumulation_steps)
+        self._peers = Peers(group, rendezvous, config.timeout_s, self._progress.fail)
         kept = [value for state in states.values() for value in state.values() if isinstance(value, Tensor)]
-        broadcast_from_rank_0([*model.parameters(), *model.buffers(), *kept], group)  # as DistributedDataParallel does
-        mesh = DeviceMesh.from_group(group, device_type)
+        values = [*model.parameters(), *model.buffers(), *kept]  # as DistributedDataParallel does
+        broadcast_from_rank_0(values, group)
+        # torch takes meshes of equal ranks and names for the same one, with the group of the first
+        mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=(group.group_name,))
         self.parts: dict[nn.Parameter, OwnPart] = set_up.share_out(self._engine, config, self._parameters, exempt, mesh)
         set_up.register_graph(self._engine, config, len(self.parts), is_compiled=compiled is not None)
         set_up.give_parts(optimizer, self.parts)
         if states:
             self.load_optimizer_state([states], self.optimizer_options())
-        del states, kept  # all of each parameter's, on every rank
-        self._micro_batches, self._steps = 0, 0
-        self._renewals = 0  # how often `take_own_parts` was called
-        self._has_gradients = False
-        self._failure: str | None = None  # the error that a backward pass, a step or a load has ended with
-        self._take_gradients()
+        del states, kept, values  # all of each parameter's, on every rank
         transfer_bytes, kept_bytes = int(config.gather_mib * 2**20), int(config.reuse_mib * 2**20)
-        self._gathering: Gathering | None = None
+        self._gathering: Gathering | AlwaysWhole = AlwaysWhole(self._engine)
         if config.zero_stage == 3:
-            self._gathering = Gathering(self._engine, self._ids, self._parameters, model, transfer_bytes, kept_bytes)
+            self._gathering = Gathering(self._engine, self._parameters, model, transfer_bytes, kept_bytes)
+        self._gradients = Gradients(self._engine, self._parameters, self.parts, self._gathering, self._peers)
         self.handle = ZeroHandle(self, self._engine.compressor, self._parameters, model)
         self._memories = {parameter: memory_of(parameter) for parameter in self.parts}
+        self._writes = Writes(self._parameters)
         self._forward: Callable[..., Any] = model
         self._compiler: ZeroCompiler | None = None
         if compiled is not None and setting is not None:
-            self._compile(compiled, setting, transfer_bytes)
+            self._forward, self._compiler = compilation.compiled_model(
+                model, self._engine, self.parts, transfer_bytes, compiled, setting, optimizer, self._peers
+            )
         if config.zero_stage < 3 and config.gather is not None:
             self._engine.gather_updated()  # the first pass, too, is made with parameters as they are sent
-
-    def _take_gradients(self) -> None:
-        """From now on complete gradients go to the C++ engine."""
-        self._engine.ignore_gradients(True)
-        handles = []
-        for name, parameter in self._parameters.items():
-            parameter.grad = None
-            hook = partial(while_alive(self._reduce), name)
-            handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        remove_after(self, handles)
-
-    def _compile(self, compiled: CompileConfig, setting: Setting, transfer_bytes: int) -> None:
-        from octavo.zero.compiled import ZeroCompiler
-        from octavo.zero.compiled.on_host import OnHost
-
-        values = {self._ids[parameter]: part.values for parameter, part in self.parts.items()}
-        on_host = OnHost(self._engine, values, self.optimizer)
-        self._compiler = ZeroCompiler(self._engine, self._ids, transfer_bytes, compiled, setting, on_host, self._group)
-        # Each engine has a backend of its own, and all engines of a model's class would share one limit of
-        # recompilations.
-        has_own_limit = "isolate_recompiles" in inspect.signature(torch.compile).parameters  # since torch 2.13
-        own_limit = {"isolate_recompiles": True} if has_own_limit else {}
-        backend = while_alive(self._compiler.compile)
-        self._forward = torch.compile(self.module, backend=backend, dynamic=compiled.dynamic, **own_limit)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("[zero.initialize] an engine has connections, which no copy can have: call save_checkpoint()")
@@ -176,34 +150,28 @@ class ZeroEngine:
     _run_untraced = not_compiled(_run)
 
     def _raise_explained(self, explain: Callable[..., RuntimeError | None], error: BaseException) -> None:
-        explanation = explain(error, is_compiled=self._compiler is not None, is_gathered=self._gathering is not None)
+        explanation = explain(error, is_compiled=self._compiler is not None, is_gathered=self.config.zero_stage == 3)
         if explanation is not None:
             raise explanation from error
 
     @property
     def is_last_micro_batch(self) -> bool:
         """Whether the next ``backward`` is the last one of a step."""
-        return (self._micro_batches + 1) % self.config.accumulation_steps == 0
+        return self._progress.is_last_micro_batch
 
     def backward(self, loss: Tensor) -> None:
         """Makes the backward pass of this micro-batch's ``loss``, and adds its gradients, averaged over ranks and
         micro-batches, to the parts that ranks own. Raises ValueError for a loss that cannot be differentiated,
         RuntimeError where ``step`` is due."""
-        self._require_whole_passes("backward")
-        if self._has_gradients:
-            raise RuntimeError(
-                "[zero.backward] the last micro-batch of this step was already processed: call step() or "
-                "drop_gradients() before the next one, or give octavo.initialize accumulation_steps"
-            )
-        _require_differentiable(loss)
+        self._progress.require_next_micro_batch()
+        require_differentiable(loss)
         self._engine.start_backward(self.is_last_micro_batch)
         for parameter in self.parts:
             parameter.grad = None  # what a pass that was not this engine's has left
         self._engine.ignore_gradients(False)
         try:
             (loss / self.config.accumulation_steps).backward()
-            if self._gathering is not None:
-                self._gathering.end_pass()
+            self._gathering.end_pass()
             self._engine.end_backward(GRAPH)
         except BaseException as error:
             self.fail(error)
@@ -212,29 +180,25 @@ class ZeroEngine:
             raise
         finally:
             self._engine.ignore_gradients(True)
-        self._micro_batches += 1
-        self._has_gradients = self._micro_batches % self.config.accumulation_steps == 0
+        self._progress.count_micro_batch()
 
     @torch.no_grad()
     def step(self) -> Tensor | None:
         """Makes the optimizer's step after the last micro-batch of a step; otherwise does nothing. Returns the norm of
-        all gradients where they are clipped, otherwise None."""
-        self._require_whole_passes("step")
-        if not self._has_gradients:
+        all gradients where they are clipped, otherwise None. FloatingPointError of one of Octavo's optimizers with
+        ``nonfinite="raise"`` drops the gradients of this step on all ranks, and training may go on."""
+        self._progress.require_whole_passes("step")
+        if not self._progress.has_gradients:
             return None
         require_same(self.module, self._memories, self.optimizer, self.parts)
-        if self._gathering is not None:
-            self._gathering.release_all()  # also what forward passes without a backward pass have gathered
-        for part in self._reduced_parts():
-            part.values.grad = part.gradient
+        self._gathering.release_all()  # also what forward passes without a backward pass have gathered
+        self._gradients.give_to_parts()
         norm = None if self.config.clip_norm is None else self.clip_grad_norm_(self.config.clip_norm)
-        self._has_gradients = False
+        self._progress.end_gradients()
         try:
             self.optimizer.step()
-            for part in self.parts.values():
-                part.values.grad = None
             self.take_own_parts()
-        except FloatingPointError:  # of an optimizer's nonfinite="raise", on all ranks: nothing has changed
+        except NothingChanged:  # on all ranks
             raise
         except BaseException as error:
             self.fail(error)
@@ -242,9 +206,11 @@ class ZeroEngine:
             if explanation is not None:
                 raise explanation from error
             raise
-        self._steps += 1
+        finally:
+            self._gradients.take_from_parts()
+        self._progress.count_step()
         if self._compiler is not None:
-            self._compiler.begin_step(self._steps)
+            self._compiler.begin_step(self._progress.steps)
         return norm
 
     @torch.no_grad()
@@ -257,58 +223,26 @@ class ZeroEngine:
         parts. Raises RuntimeError where there are no gradients, ValueError for a norm below 0.
         """
         require_max_norm(max_norm, "zero.clip_grad_norm_")
-        if not self._has_gradients:
+        if not self._progress.has_gradients:
             raise RuntimeError("[zero.clip_grad_norm_] call it between the last backward() of a step and step()")
-        gradients = self._reduced_gradients()
-        squares = total_norm(gradients).double().square()
-        self._all_reduce(squares, dist.ReduceOp.SUM, "clip_grad_norm_")
-        norm = squares.sqrt()
-        if norm.isfinite():
-            factor = clip_factor(norm, max_norm)
-            for gradient in gradients:
-                gradient.mul_(factor)
-            self.handle.scaled_by(factor.item())
+        norm, factor = self._gradients.clip(max_norm)
+        if factor is not None:
+            self.handle.scaled_by(factor)
         return norm
-
-    def _reduced_parts(self) -> list[OwnPart]:
-        """Returns the parts of the parameters for which some rank had a gradient in this step."""
-        reduced = set(self._engine.reduced_params())
-        return [part for parameter, part in self.parts.items() if self._ids[parameter] in reduced]
-
-    def _reduced_gradients(self) -> list[Tensor]:
-        return [part.gradient.to_local() for part in self._reduced_parts()]
 
     @torch.no_grad()
     def has_finite_gradients(self) -> bool:
         """Whether all gradients of all ranks are finite. All ranks call it together, after the last micro-batch of a
         step. Where it is False, call ``drop_gradients`` in the place of ``step``."""
-        flag = all_finite(self._reduced_gradients()).to(torch.int32)
-        self._all_reduce(flag, dist.ReduceOp.MIN, "has_finite_gradients")
-        return bool(flag)
-
-    def _all_reduce(self, value: Tensor, by: dist.ReduceOp.RedOpType, what: str) -> None:
-        """Reduces one number over the ranks, in place. Waits no longer than the engine does elsewhere: the process
-        group has a timeout of its own. After an error the engine refuses to go on."""
-        try:
-            dist.all_reduce(value, by, group=self._group, async_op=True).wait(timedelta(seconds=self.config.timeout_s))
-        except RuntimeError as error:
-            self.fail(error)
-            rebuild = "the process group and the engine must be rebuilt"
-            if "timed out" in str(error).lower():
-                late = f"another rank did not answer within {self.config.timeout_s:g} s"
-                raise TimeoutError(f"[zero.{what}] rank {self._group.rank()}: {late}; {rebuild}") from error
-            raise RuntimeError(f"[zero.{what}] another rank was lost ({error}); {rebuild}") from error
+        return self._gradients.are_finite()
 
     def drop_gradients(self) -> None:
         """Drops the gradients of this step, in the place of ``step`` or between the micro-batches of a step. The next
         micro-batch is then the first of a step. Call it on all ranks. What error feedback remembers is again what it
         was before; where several micro-batches were sent, as in stages 2 and 3, it is dropped."""
-        self._require_whole_passes("drop_gradients")
-        if not self._has_gradients and self._micro_batches % self.config.accumulation_steps == 0:
-            return
-        self._engine.drop_gradients()
-        self._micro_batches -= self._micro_batches % self.config.accumulation_steps
-        self._has_gradients = False
+        self._progress.require_whole_passes("drop_gradients")
+        if self._progress.end_gradients():
+            self._engine.drop_gradients()
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -319,41 +253,13 @@ class ZeroEngine:
         ``gather``, what is written to them is lost, and RuntimeError is raised at the end of the context: load weights
         before ``octavo.initialize``, and checkpoints by ``load_checkpoint``.
         """
-        if self._gathering is not None:
-            self._gathering.gather_all()
-        before = self._changes()
+        are_lost = set_up.has_parts_apart(self.config)
+        self._gathering.gather_all()
         try:
-            yield
+            with self._writes.refused() if are_lost else nullcontext():
+                yield
         finally:
-            changed = [name for name, changes in self._changes().items() if changes != before[name]]
-            if self._gathering is not None:
-                self._gathering.leave_all()
-        if changed and set_up.has_parts_apart(self.config):
-            raise RuntimeError(
-                f"[zero.gathered] {changed[0]}{f' and {len(changed) - 1} others' if changed[1:] else ''} changed in "
-                f"engine.gathered(), and this change is lost, because the ranks keep their parts in other memory: load "
-                f"weights before octavo.initialize, and a checkpoint by engine.load_checkpoint"
-            )
-
-    def _changes(self) -> dict[str, int]:
-        """Returns how often each parameter was written to, but for what the engine did."""
-        return {name: parameter._version - self._renewals for name, parameter in self._parameters.items()}
-
-    def _reduce(self, name: str, parameter: Tensor) -> None:
-        """Hands over the gradient of a parameter, once backward has it. There is none where a compiled graph has
-        reduced it."""
-        gradient, parameter.grad = parameter.grad, None
-        if self._engine.ignores_gradients():
-            raise RuntimeError(
-                f"[zero.backward] a backward pass has reached {name}, and it is not one of this parameter's engine: "
-                f"call engine.backward(loss) in place of loss.backward(); where the loss is another engine's, let this "
-                f"model need no gradient meanwhile, by requires_grad_(False)"
-            )
-        if gradient is None:
-            return
-        self._engine.take_grad(gradient, GRAPH, self._ids[parameter])
-        if self._gathering is not None:
-            self._gathering.release(self._ids[parameter])
+            self._gathering.leave_all()
 
     def register_compile_pass(self, name: str, edit: Edit, contract: Contract) -> None:
         """Registers a pass of the user's own, which ``set_compile_schedule`` can then name. ``edit`` is called with
@@ -388,18 +294,17 @@ class ZeroEngine:
     def whole(self, tensor: Tensor) -> Tensor:
         """Returns a whole parameter as its owners have it, without what ``gather`` leaves out, on all ranks, which call
         it together; any other tensor of the model as it is."""
-        is_there = self._gathering is None and self.config.gather is None
-        if is_there or tensor not in self.parts:
+        if tensor not in self.parts or not set_up.has_parts_apart(self.config):
             return tensor.detach()
         self.bring_back()
-        return self.parts[tensor].gathered().view(tensor.shape)
+        return self.parts[tensor].whole(self._peers, "zero.whole").view(tensor.shape)
 
     def export_safetensors(self, path: str | Path) -> None:
         """Writes ``module.state_dict()`` to the file ``path``, which ``safetensors`` and ``transformers`` open, with
         parameters as their owners have them. All ranks call it, between steps. Rank 0 writes, tensor by tensor. Raises
         OSError on all ranks where it cannot."""
-        self._require_between_steps("export_safetensors")
-        export.export(self, _path("export_safetensors", path), self._group)
+        self._progress.require_between_steps("export_safetensors")
+        export.export(self, as_path("export_safetensors", path), self._peers)
 
     def optimizer_state(self) -> optimizer_state.States:
         """Returns this rank's part of the optimizer's state: by the parameter's name and the state's key, a flat
@@ -433,11 +338,11 @@ class ZeroEngine:
         checkpoint before is then removed. On all ranks buffers become those of rank 0; buffers that ``state_dict()``
         leaves out are not saved. Where a rank cannot write, all ranks raise OSError or RuntimeError, which names it.
         """
-        self._require_between_steps("save_checkpoint")
+        self._progress.require_between_steps("save_checkpoint")
         self.bring_back()
         from octavo.zero import checkpoint  # imports torch.distributed.checkpoint, which is slow
 
-        checkpoint.save(self, _path("save_checkpoint", directory), self._group)
+        checkpoint.save(self, as_path("save_checkpoint", directory), self._peers)
 
     def load_checkpoint(self, directory: str | Path) -> None:
         """Restores what an engine of the same model and kind of optimizer has saved, on any number of ranks and with
@@ -447,47 +352,22 @@ class ZeroEngine:
         none; nothing has changed then. Where a rank alone cannot read it, all ranks raise OSError or RuntimeError,
         which names that rank. Where this happens on the way, the engine refuses to go on.
         """
-        self._require_between_steps("load_checkpoint")
+        self._progress.require_between_steps("load_checkpoint")
         self.bring_back()
         from octavo.zero import checkpoint  # imports torch.distributed.checkpoint, which is slow
 
-        checkpoint.load(self, _path("load_checkpoint", directory), self._group)
-        self.take_own_parts()
+        checkpoint.load(self, as_path("load_checkpoint", directory), self._peers)
 
     def take_own_parts(self) -> None:
         """Updates what modules compute with after ``parts`` were changed, by a step or outside of one. All ranks call
         it, between passes."""
-        torch.autograd.graph.increment_version(self.parts)  # graphs made before have seen other values
-        self._renewals += 1
-        if self._gathering is None:
-            self._engine.gather_updated()
-        else:
-            self._gathering.renew_all(self._engine.invalidate_gathered_params)
+        self._writes.count_renewal()
+        self._gathering.renew_all()
 
     def fail(self, error: BaseException) -> None:
         """Makes the engine refuse to go on from now on, because ``error`` has left some of its values changed and
         others not."""
-        self._failure = f"{type(error).__name__}: {error}"
-
-    def _require_whole_passes(self, what: str) -> None:
-        if self._failure is not None:
-            raise RuntimeError(
-                f"[zero.{what}] this engine has ended with an error before, half way through what it did; start again "
-                f"from a checkpoint, with a new model, optimizer and engine. It was {self._failure}"
-            )
-
-    def _require_between_steps(self, what: str) -> None:
-        self._require_whole_passes(what)
-        if self._has_gradients:
-            raise ValueError(
-                f"[zero.{what}] backward() has made the gradients of a step that step() has not made: call step() or "
-                f"drop_gradients() first"
-            )
-        if self._micro_batches % self.config.accumulation_steps != 0:
-            raise ValueError(
-                f"[zero.{what}] {self._micro_batches % self.config.accumulation_steps} of "
-                f"{self.config.accumulation_steps} micro-batches of a step have been added up: call it between steps"
-            )
+        self._progress.fail(error)
 
     def sent_bytes(self) -> int:
         """Returns the bytes that this rank has sent to others, of gradients and parameters."""
@@ -498,20 +378,3 @@ class ZeroEngine:
         looked at between a forward pass and its step. Checkpoints, and the optimizer's ``state_dict`` and ``step``, do
         it by themselves."""
         self._engine.restore()
-
-
-def _path(function: str, path: Any) -> Path:
-    try:
-        return Path(path)
-    except TypeError:
-        raise TypeError(f"[zero.{function}] expected a path, got {path!r}") from None
-
-
-def _require_differentiable(loss: Tensor) -> None:
-    """Raises ValueError for a loss that cannot be differentiated, before anything has happened."""
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        what = f"{tuple(loss.shape)}, requires_grad={loss.requires_grad}" if isinstance(loss, Tensor) else repr(loss)
-        raise ValueError(
-            f"[zero.backward] expected a loss of one element that the engine's forward pass has computed, with a "
-            f"gradient, got {what}: reduce it, as by mean(), and compute it outside of torch.no_grad()"
-        )

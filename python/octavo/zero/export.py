@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from octavo import durable_files
@@ -21,6 +20,7 @@ from octavo.zero.all_or_none import require_none_failed
 
 if TYPE_CHECKING:
     from octavo.zero.engine import ZeroEngine
+    from octavo.zero.peers import Peers
 
 _DTYPES = {
     torch.float64: "F64",
@@ -36,23 +36,37 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_MEETING_BYTES = 2**30
+_WHERE = "zero.export_safetensors"
 _ALIGNMENT = 8  # the data begin in the file at a multiple of this, in bytes
 
 
-def export(engine: ZeroEngine, path: Path, group: dist.ProcessGroup) -> None:
+def export(engine: ZeroEngine, path: Path, peers: Peers) -> None:
     """Does what ``ZeroEngine.export_safetensors`` does."""
     named, tied = _without_ties(engine.module)
     header = _header(named, tied)
     failure: Exception | None = None
-    wholes = ((name, engine.whole(tensor)) for name, tensor in named.items())
-    if group.rank() == 0:
+    wholes = _wholes(engine, named, peers)
+    if peers.rank == 0:
         try:
             _write(path, header, wholes)
         except Exception as error:
             failure = error
     for _ in wholes:  # all ranks gather together: the others all of them, rank 0 the rest after an error
         pass
-    require_none_failed(failure, "zero.export_safetensors", f"write {path}", group)
+    require_none_failed(failure, _WHERE, f"write {path}", peers)
+
+
+def _wholes(engine: ZeroEngine, named: Mapping[str, Tensor], peers: Peers) -> Iterator[Tensor]:
+    """Yields the whole of each tensor, on all ranks together. They meet before the first one and then after each GiB:
+    the file may take longer to write than a rank waits for another one."""
+    unmet_bytes = _MEETING_BYTES
+    for tensor in named.values():
+        if unmet_bytes >= _MEETING_BYTES:
+            peers.values(None, _WHERE)
+            unmet_bytes = 0
+        yield engine.whole(tensor)
+        unmet_bytes += tensor.nbytes
 
 
 def _without_ties(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -76,10 +90,10 @@ def _without_ties(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
     return named, tied
 
 
-def _write(path: Path, header: bytes, tensors: Iterator[tuple[str, Tensor]]) -> None:
+def _write(path: Path, header: bytes, tensors: Iterator[Tensor]) -> None:
     with durable_files.replacing(path) as file:
         file.write(header)
-        for _, tensor in tensors:
+        for tensor in tensors:
             file.write(_bytes_of(tensor))
 
 

@@ -36,8 +36,7 @@ class Gathering:
     def __init__(
         self,
         engine: _C.Engine,
-        ids: Mapping[nn.Parameter, int],
-        names: Iterable[str],
+        parameters: Mapping[str, nn.Parameter],
         model: nn.Module,
         transfer_bytes: int,
         kept_bytes: int,
@@ -45,6 +44,7 @@ class Gathering:
         self._engine = engine
         self._transfer_bytes, self._kept_bytes = transfer_bytes, kept_bytes
         # lists by parameter; parameters are numbers from here on, because a visit of a module must cost little
+        ids = {parameter: id for id, parameter in enumerate(parameters.values())}
         self._wholes = [p.data for p in ids]  # without their counts of changes, which autograd compares
         self._storages = [whole.untyped_storage() for whole in self._wholes]
         self._bytes = [storage.nbytes() for storage in self._storages]
@@ -56,7 +56,7 @@ class Gathering:
         self._visits: list[int] = []  # the modules of this pass, in the order in which they needed their parameters
         self._last_visits: list[int] = []
         self._own: list[list[int]] = []  # the parameters of each module
-        self._names = list(names)
+        self._names = list(parameters)
         self._unresizable: set[int] = set()  # what numpy shares
         self._refusals = [
             f"[zero.gathering] {name} is not whole on rank {engine.compressor.rank} outside of its module's forward "
@@ -127,12 +127,12 @@ class Gathering:
         for id in list(self._there):
             self.release(id)
 
-    def renew_all(self, change: Callable[[], object]) -> None:
-        """Releases all parameters, whoever holds them, changes their owners' values, and gathers those anew that
-        contexts hold."""
+    def renew_all(self) -> None:
+        """Releases all parameters, whoever holds them, because their owners' values have changed, and gathers those
+        anew that contexts hold."""
         contexts, self._contexts = self._contexts, 0
         self.release_all()
-        change()
+        self._engine.invalidate_gathered_params()
         if contexts > 0:
             self._contexts, self._users = contexts, [contexts] * len(self._users)
             self.gather(range(len(self._wholes)))

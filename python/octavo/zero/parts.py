@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+
+    from octavo.zero.peers import Peers
 
 
 @dataclass
@@ -35,16 +35,9 @@ class OwnPart:
 
         return cls(nn.Parameter(of_all(values)), of_all(gradient))
 
-    def gathered(self) -> Tensor:
-        """Returns the whole of the flat parameter, on all ranks, which call it together.
-
-        It does not use ``full_tensor``: Gloo keeps a name of that operation that is too long for ``std::string`` to
-        hold in place, and its two threads assign such names without a lock (seen in torch 2.13), which corrupts the
-        heap.
-        """
-        values: DTensor = self.values.data
-        group, own = values.device_mesh.get_group(), values.to_local()
-        largest = -(-values.numel() // group.size())
-        whole = own.new_empty(largest * group.size())
-        dist.all_gather(list(whole.chunk(group.size())), F.pad(own, (0, largest - own.numel())), group=group)
-        return whole[: values.numel()]
+    def whole(self, peers: Peers, where: str) -> Tensor:
+        """Returns the whole of the flat parameter, on all ranks, which call it together."""
+        count = self.values.numel()
+        each = -(-count // peers.size)  # of all ranks but the last ones, as Shard(0) cuts it
+        counts = [min(each, max(0, count - rank * each)) for rank in range(peers.size)]
+        return peers.concatenation(self.values.data.to_local(), counts, where)

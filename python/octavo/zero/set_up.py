@@ -7,7 +7,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from itertools import compress
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -19,36 +18,16 @@ from octavo import _C
 from octavo._C import StatePaging
 from octavo.plan import as_plan
 from octavo.rendezvous import Rendezvous, require_same_on_all_ranks
-from octavo.zero.compile_config import CompileConfig
 from octavo.zero.config import ZeroConfig
 from octavo.zero.gathering import GRAPH
 from octavo.zero.optimizer_state import States, options_of
 from octavo.zero.parts import OwnPart
 
-if TYPE_CHECKING:
-    from octavo.zero.compiled import Setting
-
-
-def compilable(config: ZeroConfig, compiled: CompileConfig, device_type: str, optimizer: Optimizer) -> Setting:
-    """Returns what graphs are made for. Raises ValueError where they cannot be compiled, or where the config's schedule
-    does not suit them."""
-    from octavo.zero.compiled import Setting, require_compilable  # imports Inductor, which is slow
-    from octavo.zero.compiled.on_host import paging_optimizer
-
-    setting = Setting(
-        stage=config.zero_stage,
-        backend=compiled.backend,
-        device=device_type,
-        paged_by=paging_optimizer(optimizer),
-        has_parts_apart=has_parts_apart(config),
-    )
-    require_compilable(compiled, setting)
-    return setting
-
 
 def connect(
     config: ZeroConfig,
     group: dist.ProcessGroup,
+    rendezvous: Rendezvous,
     parameters: Mapping[str, nn.Parameter],
     exempt: Mapping[str, bool],
     optimizer: Optimizer,
@@ -59,7 +38,6 @@ def connect(
     parameter that is not exempt."""
     plan = as_plan(config.plan)
     plan.require_rules_fit([name for name, is_exempt in exempt.items() if not is_exempt])
-    rendezvous = Rendezvous(group, "zero.initialize", config.timeout_s)
     require_same_on_all_ranks(
         rendezvous,
         group.rank(),

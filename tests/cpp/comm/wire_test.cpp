@@ -152,6 +152,25 @@ TEST(Wire, OneMessageForAllAndPartsOfABufferTravelByAnyBackEnd) {
   });
 }
 
+TEST(Wire, AllRanksGetWhatEachGivesAlsoWhereOneGivesNothing) {
+  thread_ranks::run_ranks(3, [](const thread_ranks::BackendPtr& backend, int rank) {
+    Wire wire(backend, milliseconds(1000));
+    const std::vector<std::uint64_t> bytes = {3, 0, 2};
+    const at::Tensor own = bytes_of(static_cast<std::int64_t>(bytes[static_cast<std::size_t>(rank)]), 10 + rank);
+    const at::Tensor all = all_gather(wire, own, bytes);
+    EXPECT_TRUE(all.equal(at::tensor({10, 10, 10, 12, 12}, at::kByte)));
+  });
+}
+
+TEST(Wire, AnAllGatherOfOtherBytesThanToldSendsNothing) {
+  Calls calls;
+  Wire wire(c10::make_intrusive<RecordedGloo>(calls), milliseconds(1000));
+  for (const std::vector<std::uint64_t>& wrong : {std::vector<std::uint64_t>{4, 4}, {4, 5, 4}}) {
+    EXPECT_THROW(all_gather(wire, bytes_of(4, 7), wrong), Error);
+  }
+  EXPECT_TRUE(calls.messages.empty());
+}
+
 TEST(TimeLeft, ATimeoutThatNoClockCanAddIsALongOne) {
   EXPECT_GT(TimeLeft(milliseconds::max())(), std::chrono::years(99));
 }

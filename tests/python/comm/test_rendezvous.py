@@ -96,3 +96,23 @@ def test_whoever_gives_up_just_as_another_comes_they_meet_the_next_time():
         jitter_s = (i % 15 - 7) * 2e-4
         in_threads([meet(groups[early], "", 0.02), meet(groups[late], "", 0.02, after_s=0.02 + jitter_s)])
         assert in_threads([meet(group, "x", 5.0) for group in groups]) == [["x"] * 2] * 2, f"at attempt {i}"
+
+
+def test_a_late_rank_and_those_that_waited_for_it_agree_on_what_became_of_a_meeting():
+    timeout_s = 0.02
+    for i in range(60):
+        rendezvous = [Rendezvous(group, "test", 5.0) for group in groups_of(2)]
+        in_threads([lambda one=one: one.exchange("") for one in rendezvous])
+        early, late = rendezvous
+        early._timeout = timedelta(seconds=timeout_s)
+        jitter_s = (i % 15 - 7) * 2e-4
+
+        def come_late(late=late, jitter_s=jitter_s):
+            time.sleep(timeout_s + jitter_s)
+            return late.exchange("late", "where")
+
+        ends = in_threads([lambda early=early: early.exchange("early", "where"), come_late])
+        if isinstance(ends[0], TimeoutError):
+            assert [str(end).partition(" within ")[0] for end in ends] == ["[where] rank 1 did not come"] * 2
+        else:
+            assert ends == [["early", "late"]] * 2

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
+import errno
 import re
-import resource
-import signal
 import warnings
 from functools import partial
 from pathlib import Path
@@ -14,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 from test_zero_checkpoint import resumed
-from torch import nn
+from torch import Tensor, nn
 from zero_runs import Odd, adamw, engine_of, error_of, inputs_of, net, step_once, train
 
 import octavo
 from octavo import durable_files
+from octavo.zero import export
 from octavo.zero.all_or_none import require_none_failed
 
 
@@ -60,7 +60,7 @@ def killed_in_a_save(rank: int, folder: str) -> tuple[list[float], list[float]]:
             with pytest.raises(Stop):
                 engine.save_checkpoint(folder)
             for _ in range(2):  # the calls that the interrupted save did not reach
-                require_none_failed(None, "", "", torch.distributed.group.WORLD)
+                require_none_failed(None, "", "", engine._peers)
         else:
             engine.save_checkpoint(folder)
     other = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 3})
@@ -96,26 +96,26 @@ def test_a_file_that_cannot_be_written_is_an_error_on_every_rank(two_ranks, tmp_
 
 
 def export_without_room(rank: int, path: str) -> str:
-    """Exports to a file that a limit of the process lets grow to 4 KiB."""
+    """Exports to a disk that is full after the first tensor."""
     engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 3})
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        engine.export_safetensors(path)
-    except OSError as error:
-        return str(error)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, before)
-    return "nothing"
+    bytes_of, written = export._bytes_of, []
+
+    def some_bytes_of(tensor: Tensor) -> memoryview:
+        written.append(tensor)
+        if len(written) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return bytes_of(tensor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "_bytes_of", some_bytes_of)
+        return error_of(lambda: engine.export_safetensors(path))
 
 
 def test_an_export_that_fails_halfway_leaves_the_file_that_was_there(two_ranks, tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_text("the export before")
     for said in two_ranks.run(export_without_room, str(path)):
-        assert said.startswith(f"[zero.export_safetensors] rank 0 cannot write {path}")
+        assert said.startswith(f"OSError: [zero.export_safetensors] rank 0 cannot write {path}")
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert path.read_text() == "the export before"
 
@@ -248,6 +248,24 @@ def test_half_a_step_or_load_is_never_saved(two_ranks, tmp_path, what):
         assert of_1[0] == "no memory for the step"
     assert all("this engine has ended with an error before" in said[1] for said in (of_0, of_1))
     assert (folder / "latest").resolve().name == "saved-000001"
+
+
+def load_without_the_last_gather(rank: int, folder: str) -> list[str]:
+    engine = engine_of(net(), 1)
+    engine.save_checkpoint(folder)
+
+    def fail() -> None:
+        raise TimeoutError("no answer")
+
+    engine.take_own_parts = fail
+    attempts = (lambda: engine.load_checkpoint(folder), lambda: engine.save_checkpoint(folder))
+    return [error_of(attempt) for attempt in attempts]
+
+
+def test_a_load_whose_parameters_do_not_reach_all_ranks_ends_the_engine(two_ranks, tmp_path):
+    for of_load, of_save in two_ranks.run(load_without_the_last_gather, str(tmp_path / "one")):
+        assert of_load == "TimeoutError: no answer"
+        assert "[zero.save_checkpoint] this engine has ended with an error before" in of_save
 
 
 class Scaling(torch.optim.SGD):
@@ -393,7 +411,7 @@ def load_damaged_digests(rank: int, folder: str, how: str) -> tuple[str, list[st
         elif how == "missing":
             digests.unlink()
         else:
-            digests.write_text(digests.read_text()[:50])
+            digests.write_text("{}" if how == "empty" else digests.read_text()[:50])
     torch.distributed.barrier()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -401,12 +419,12 @@ def load_damaged_digests(rank: int, folder: str, how: str) -> tuple[str, list[st
     return error, [str(one.message) for one in said if "[zero." in str(one.message)]
 
 
-@pytest.mark.parametrize("how", ["missing", "cut", "a file"])
+@pytest.mark.parametrize("how", ["missing", "cut", "empty", "a file"])
 def test_digests_that_are_missing_or_damaged_are_named(two_ranks, tmp_path, how):
     for error, said in two_ranks.run(load_damaged_digests, str(tmp_path), how):
         if how == "missing":
             assert not error and len(said) == 1 and "sha256.json is missing" in said[0]
-        elif how == "cut":
+        elif how in ("cut", "empty"):
             assert "sha256.json is damaged" in error and not said
         else:
             assert re.search(r"\[zero.load_checkpoint\] .*distcp is missing: restore the file", error)

@@ -154,3 +154,37 @@ def with_hooks(rank: int, make: Callable[..., torch.optim.Optimizer], folder: st
 def test_hooks_that_wrap_states_do_not_reach_the_engine(two_ranks, make, tmp_path):
     for differences in two_ranks.run(with_hooks, make, str(tmp_path / "one")):
         assert not any(differences)
+
+
+class HalfAStep(torch.optim.SGD):
+    """An optimizer that has moved a parameter when it finds what it cannot go on with."""
+
+    def step(self, closure=None):
+        self.param_groups[0]["params"][0].data.add_(1)
+        raise FloatingPointError("a gradient is not finite")
+
+
+def refuse_a_step(rank: int, make: Callable[..., torch.optim.Optimizer], folder: str) -> list[str]:
+    """Rank 1 has a NaN in the first step. Returns the errors of this step, and of a save and a step after it."""
+    model = net()
+    engine = octavo.initialize(model, make(model.parameters(), lr=0.1), {"zero_stage": 2})
+    before = values_of(model)
+    loss = engine(inputs_of(rank)).square().mean()
+    engine.backward(loss * float("nan") if rank == 1 else loss)
+    with pytest.raises(FloatingPointError) as refusal:
+        engine.step()
+    assert (values_of(model) == before) == ("as they were before the step" in str(refusal.value))
+    attempts = (lambda: engine.save_checkpoint(folder), lambda: train(engine, rank, 1))
+    return [str(refusal.value), *map(error_of, attempts)]
+
+
+def test_a_step_that_octavos_optimizer_refuses_has_changed_nothing(two_ranks, tmp_path):
+    make = partial(octavo.optim.AdamW, nonfinite="raise")
+    for said, *later in two_ranks.run(refuse_a_step, make, str(tmp_path / "one")):
+        assert "all parameters and states are as they were before the step" in said
+        assert later == ["", ""]
+
+
+def test_half_a_step_of_another_optimizer_ends_the_engine(two_ranks, tmp_path):
+    for _, *later in two_ranks.run(refuse_a_step, HalfAStep, str(tmp_path / "one")):
+        assert all("this engine has ended with an error before" in said for said in later)

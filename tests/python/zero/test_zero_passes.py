@@ -264,22 +264,11 @@ def test_nothing_has_changed_where_a_schedule_is_refused(two_ranks):
 
 
 def test_what_a_structure_costs_is_the_most_of_its_graphs():
-    import torch.distributed as dist
-
     from octavo.zero.compiled.graph import Profile
-    from octavo.zero.compiled.measure import agree
-
-    class Alone:
-        def size(self) -> int:
-            return 1
-
-    def gather(into: list[Any], value: Any, group: Any) -> None:
-        into[0] = value
+    from octavo.zero.compiled.measure import greatest_of
 
     measured = [("a", Profile({"x": 2.0}, {}, {})), ("a", Profile({"x": 1.0, "y": 3.0}, {}, {}))]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "all_gather_object", gather)
-        agreed, shared, _ = agree(measured, {}, Alone())
+    agreed, shared, _ = greatest_of([(measured, {})])
     assert agreed["a"].seconds == {"x": 2.0, "y": 3.0} and shared == {"a"}
 
 

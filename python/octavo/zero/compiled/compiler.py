@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
@@ -32,7 +31,7 @@ from octavo.zero.compiled.lowering import (
     require_code_for,
     run_as_is,
 )
-from octavo.zero.compiled.measure import agree
+from octavo.zero.compiled.measure import greatest_of
 from octavo.zero.compiled.memory import Memory
 from octavo.zero.compiled.on_host import OnHost
 from octavo.zero.compiled.partition import mark_parameters, partition
@@ -47,6 +46,7 @@ from octavo.zero.compiled.passes import (
     require_sound,
 )
 from octavo.zero.compiled.variants import Variants
+from octavo.zero.peers import Peers
 
 
 @dataclass(eq=False)
@@ -79,9 +79,9 @@ class ZeroCompiler:
         config: CompileConfig,
         setting: Setting,
         on_host: OnHost,
-        group: dist.ProcessGroup,
+        peers: Peers,
     ):
-        self._engine, self._ids, self._config, self._group = engine, ids, config, group
+        self._engine, self._ids, self._config, self._peers = engine, ids, config, peers
         self._setting, self._on_host = setting, on_host
         self._transfer_bytes, self._device = transfer_bytes, Device(setting.device, engine)
         self._passes: dict[str, Pass] = dict(BUILT_IN)
@@ -130,7 +130,7 @@ class ZeroCompiler:
                 lambda: self._lower(self._graphs, together=True),
                 "zero.compiled",
                 f"lower the graphs for step {step}",
-                self._group,
+                self._peers,
             )
             for id in sorted(kept - self._memory.persistent):
                 self._engine.set_persistent(id, False)
@@ -143,8 +143,7 @@ class ZeroCompiler:
                 self._start_measuring(graph)
 
     def _require_same_schedule(self) -> None:
-        said: list[str] = [""] * self._group.size()
-        dist.all_gather_object(said, repr(self._schedule), group=self._group)
+        said = self._peers.values(repr(self._schedule), "zero.set_compile_schedule")
         for rank, other in enumerate(said):
             if other != said[0]:
                 raise ValueError(
@@ -156,7 +155,9 @@ class ZeroCompiler:
         self._is_measuring = False
         measured = [(graph.structure, graph.lowered.finish_measuring()) for graph in self._graphs]
         profiles = [(structure, profile) for structure, profile in measured if profile is not None]
-        self._profiles, self._shared, figures = agree(profiles, self._figures(), self._group)
+        self._profiles, self._shared, figures = greatest_of(
+            self._peers.values((profiles, self._figures()), "zero.compiled")
+        )
         memory, limit_mib = self._memory, self._config.memory_mib
         memory.states = {id: int(figures["states", id]) for id in self._ids.values()}
         memory.shards = {id: int(figures["shards", id]) for id in self._ids.values()}

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.fx import Interpreter, Node
 from torch.utils._pytree import tree_leaves
@@ -83,14 +82,14 @@ class Measuring(Interpreter):
                 self._sum_bytes -= self._bytes[storage._cdata]
 
 
-def agree(
-    profiles: list[tuple[str, Profile]], figures: dict[Any, float], group: dist.ProcessGroup
-) -> tuple[dict[str, Profile], set[str], dict[Any, float]]:
+Measured = tuple[list[tuple[str, Profile]], dict[Any, float]]
+"""What a rank has measured: profiles of graphs, each with the graph's structure, and other figures."""
+
+
+def greatest_of(of_all: Sequence[Measured]) -> tuple[dict[str, Profile], set[str], dict[Any, float]]:
     """Returns the greatest figures of all ranks, so that what is decided by them is equal on all: the profiles of
-    graphs by their structure, which several graphs may share; the structures that all ranks have; and the greatest
-    ``figures``."""
-    of_all: list[Any] = [None] * group.size()
-    dist.all_gather_object(of_all, (profiles, figures), group=group)
+    graphs by their structure, which several graphs may share; the structures that all ranks have; and the other
+    figures."""
     agreed: dict[str, Profile] = {}
     greatest: dict[Any, float] = {}
     for of_rank, own_figures in of_all:

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine agrees on with the other ranks, besides what its C++ engine sends."""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from octavo import _C
+from octavo.rendezvous import Rendezvous
+
+Value = TypeVar("Value")
+
+
+class Peers:
+    """All ranks of an engine, which call the methods together. Each wait ends within ``timeout_s`` seconds: nothing is
+    sent over the process group, whose own timeout is often half an hour. Raises TimeoutError where a rank stays away,
+    RuntimeError where one was lost; errors begin with ``[where]``. ``fail`` is called with them first: ranks that have
+    lost each other once would take one another's next values for those of other calls.
+
+    What is sent over ``group`` itself waits as long as the group does. Call ``values`` right before, which names a rank
+    that stays away.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        rendezvous: Rendezvous,
+        timeout_s: float,
+        fail: Callable[[BaseException], None],
+    ):
+        self.group, self.rank, self.size = group, group.rank(), group.size()
+        self.are_lost = False  # whether a wait for them has ended with an error
+        self._rendezvous, self._timeout_s, self._fail = rendezvous, timeout_s, fail
+        self._wire = _C.Wire(rendezvous.connect(), timeout_s)
+
+    def values(self, own: Value, where: str) -> list[Value]:
+        """Returns the value of every rank, in the order of ranks. Values are pickled, and go through the group's store:
+        they should be small."""
+        text = b64encode(zlib.compress(pickle.dumps(own))).decode()
+        with self._failing(where):
+            texts = self._rendezvous.exchange(text, where)
+        return [pickle.loads(zlib.decompress(b64decode(text))) for text in texts]
+
+    def sum(self, number: Tensor, where: str) -> Tensor:
+        """Returns the sum of the ranks' numbers, on the device of ``number``, a tensor of one element."""
+        total = number.to("cpu", copy=True)
+        with self._failing(where):
+            self._wire.all_reduce(total)
+        return total.to(number.device)
+
+    def concatenation(self, own: Tensor, counts: list[int], where: str) -> Tensor:
+        """Returns the elements of all ranks, one rank's after another's, on the device of ``own``, which is flat.
+        ``counts``: how many elements each rank has. They travel through the host's memory."""
+        with self._failing(where):
+            gathered = self._wire.all_gather(
+                own.detach().cpu().contiguous().view(torch.uint8), [count * own.itemsize for count in counts]
+            )
+        return gathered.view(own.dtype).to(own.device)
+
+    @contextmanager
+    def _failing(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, TimeoutError) as error:
+            self.are_lost = True
+            self._fail(error)
+            raise self._explained(error, where) from error
+
+    def _explained(self, error: Exception, where: str) -> Exception:
+        said = str(error)
+        if said.startswith(f"[{where}]"):  # of the rendezvous, which names the rank
+            return type(error)(f"{said}; the engine must be rebuilt")
+        if isinstance(error, TimeoutError):
+            late = f"another rank did not answer within {self._timeout_s:g} s"
+            return TimeoutError(f"[{where}] rank {self.rank}: {late}; the engine must be rebuilt")
+        return RuntimeError(f"[{where}] another rank was lost ({said}); the engine must be rebuilt")
