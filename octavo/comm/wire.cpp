@@ -26,7 +26,12 @@ bool expired(const std::string& what) {
   return what.find("imed out") != std::string::npos || what.find("imeout") != std::string::npos;
 }
 
-std::string first_line(const std::string& what) { return what.substr(0, what.find('\n')); }
+/// Returns the first line of what a back end says, without the place in Gloo's sources and Gloo's advice around it.
+std::string reason(std::string what) {
+  what.erase(std::min(what.find('\n'), what.size()));
+  if (what.starts_with('[') && what.find("gloo/") < what.find("] ")) what.erase(0, what.find("] ") + 2);
+  return what.substr(0, what.find(". This is typically"));
+}
 
 /// Runs `talk`, which calls the back end, and throws a failure of it as one sentence.
 template <class Talk>
@@ -36,7 +41,7 @@ auto guarded(int rank, std::chrono::milliseconds timeout, Talk talk) {
   } catch (const Error&) {
     throw;  // thrown by Octavo's own back ends
   } catch (const std::exception& error) {
-    const std::string what = first_line(message_without_backtrace(error));
+    const std::string what = reason(message_without_backtrace(error));
     const bool late = expired(what);
     fail(late ? ErrorCode::timeout : ErrorCode::communication, "comm.wire", "rank ", rank,
          late ? ": a peer did not answer within " : ": an exchange with a peer failed before the end of ",

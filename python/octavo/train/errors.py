@@ -32,7 +32,10 @@ ONCE_WRITABLE = f"once the disk has room and can be written to, {CONTINUES}"
 """What would work where a file of a run cannot be written."""
 
 _PLACE_IN_GLOO = re.compile(r"^\[\S*gloo/\S+:\d+\] ")
-_GLOO_MARKS = ("gloo/", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
+_PEER_MARKS = (
+    *("an exchange with a peer failed", "a peer did not answer"),  # of Octavo
+    *("gloo/", "Connection closed by peer", "Connection reset by peer", "Broken pipe"),
+)
 
 
 class JobError(Exception):
@@ -63,7 +66,7 @@ def is_peer_loss(error: BaseException) -> bool:
         return True
     kind = type(error).__name__
     return kind.startswith("Dist") or (
-        isinstance(error, RuntimeError | TimeoutError) and any(mark in str(error) for mark in _GLOO_MARKS)
+        isinstance(error, RuntimeError | TimeoutError) and any(mark in str(error) for mark in _PEER_MARKS)
     )
 
 

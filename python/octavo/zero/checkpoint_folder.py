@@ -129,7 +129,7 @@ class CheckpointFolder:
                     shutil.rmtree(path)
             except OSError as error:
                 warnings.warn(
-                    f"[{self._where}] {path} is no longer needed and cannot be removed: {error}", stacklevel=8
+                    f"[{self._where}] {path} is no longer needed and cannot be removed: {error}", stacklevel=9
                 )
 
     def _saves(self) -> list[Path]:

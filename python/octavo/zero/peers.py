@@ -39,7 +39,7 @@ class Peers:
     ):
         self.group, self.rank, self.size = group, group.rank(), group.size()
         self.are_lost = False  # whether a wait for them has ended with an error
-        self._rendezvous, self._timeout_s, self._fail = rendezvous, timeout_s, fail
+        self._rendezvous, self._fail = rendezvous, fail
         self._wire = _C.Wire(rendezvous.connect(), timeout_s)
 
     def values(self, own: Value, where: str) -> list[Value]:
@@ -73,13 +73,10 @@ class Peers:
         except (RuntimeError, TimeoutError) as error:
             self.are_lost = True
             self._fail(error)
-            raise self._explained(error, where) from error
-
-    def _explained(self, error: Exception, where: str) -> Exception:
-        said = str(error)
-        if said.startswith(f"[{where}]"):  # of the rendezvous, which names the rank
-            return type(error)(f"{said}; the engine must be rebuilt")
-        if isinstance(error, TimeoutError):
-            late = f"another rank did not answer within {self._timeout_s:g} s"
-            return TimeoutError(f"[{where}] rank {self.rank}: {late}; the engine must be rebuilt")
-        return RuntimeError(f"[{where}] another rank was lost ({said}); the engine must be rebuilt")
+            said = str(error)
+            if said.startswith(f"[{where}]"):  # of the rendezvous
+                explained = f"{said}; the engine must be rebuilt"
+            else:
+                explained = f"[{where}] {said.removeprefix('[comm.wire] ')}"
+            kind = TimeoutError if isinstance(error, TimeoutError) else RuntimeError
+            raise kind(explained) from error
