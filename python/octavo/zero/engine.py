@@ -131,6 +131,15 @@ class ZeroEngine:
     def __reduce__(self) -> NoReturn:
         raise TypeError("[zero.initialize] an engine has connections, which no copy can have: call save_checkpoint()")
 
+    def train(self, mode: bool = True) -> ZeroEngine:
+        """Sets the module's mode, as ``module.train(mode)`` does. Returns the engine."""
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> ZeroEngine:
+        """Sets the module's mode, as ``module.eval()`` does. Returns the engine."""
+        return self.train(False)
+
     # ---- a step
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:

@@ -50,6 +50,24 @@ def test_stage_3_takes_parameters_of_any_memory(two_ranks, how, tmp_path):
     assert two_ranks.run(from_elsewhere, how, str(tmp_path)) == two_ranks.run(of_plain)
 
 
+# ---- the mode of a model
+
+
+def in_both_modes(rank: int) -> list[bool]:
+    engine = engine_of(nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5)), 3)
+    inputs = inputs_of(0)
+    with torch.no_grad():
+        repeats = [
+            torch.equal(engine.eval()(inputs), engine(inputs)),
+            torch.equal(engine.train()(inputs), engine(inputs)),
+        ]
+    return [*repeats, engine.module.training, engine.train(False).module.training]
+
+
+def test_an_engine_sets_the_mode_of_its_model(two_ranks):
+    assert two_ranks.run(in_both_modes) == [[True, False, True, False]] * 2
+
+
 # ---- what is changed after octavo.initialize
 
 
