@@ -26,10 +26,13 @@ bool expired(const std::string& what) {
   return what.find("imed out") != std::string::npos || what.find("imeout") != std::string::npos;
 }
 
-/// Returns the first line of what a back end says, without the place in Gloo's sources and Gloo's advice around it.
+/// Returns the first line of what a back end says, without the place in Gloo's sources and Gloo's advice in it.
 std::string reason(std::string what) {
   what.erase(std::min(what.find('\n'), what.size()));
-  if (what.starts_with('[') && what.find("gloo/") < what.find("] ")) what.erase(0, what.find("] ") + 2);
+  const std::size_t place = what.find("gloo/"), begin = what.rfind('[', place), end = what.find("] ", place);
+  if (place != std::string::npos && begin != std::string::npos && end != std::string::npos) {
+    what.erase(begin, end + 2 - begin);
+  }
   return what.substr(0, what.find(". This is typically"));
 }
 

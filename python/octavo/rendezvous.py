@@ -87,7 +87,7 @@ class Rendezvous:
         meeting = self._meeting(self._meetings)
         meeting.set(str(self._rank), text)
         if meeting.add("count", 1) == self._size:
-            meeting.compare_set(_END, "", _HERE)
+            _decide(meeting, _HERE)
         end = self._end_of(meeting)
         if end != _HERE:
             raise self._timed_out(int(end), where)
@@ -186,7 +186,7 @@ class Rendezvous:
             if "timeout" not in str(error).lower():
                 raise
             absent = (str(rank) for rank in range(self._size) if not meeting.check([str(rank)]))
-            meeting.compare_set(_END, "", next(absent, _HERE))
+            _decide(meeting, next(absent, _HERE))
         return meeting.get(_END).decode()
 
     def _forget(self, number: int) -> None:
@@ -200,6 +200,12 @@ class Rendezvous:
             f"[{where or self._purpose}] rank {rank} did not come within {self._timeout.total_seconds():g} s: "
             f"call it on all {self._size} ranks of the group"
         )
+
+
+def _decide(meeting: dist.Store, end: str) -> None:
+    """Ends a meeting so, unless another rank has ended it before. Ranks that wait for the end are woken by set():
+    compare_set() does not wake them in a TCPStore without libuv (seen in torch 2.13)."""
+    meeting.set(_END, meeting.compare_set(_END, "", end))
 
 
 def require_same_on_all_ranks(rendezvous: Rendezvous, our_rank: int, ours: Mapping[str, object], where: str) -> None:

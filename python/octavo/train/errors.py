@@ -33,7 +33,7 @@ ONCE_WRITABLE = f"once the disk has room and can be written to, {CONTINUES}"
 
 _PLACE_IN_GLOO = re.compile(r"^\[\S*gloo/\S+:\d+\] ")
 _PEER_MARKS = (
-    *("an exchange with a peer failed", "a peer did not answer"),  # of Octavo
+    *("an exchange with a peer failed", "a peer did not answer", "did not come within", "another rank was lost"),
     *("gloo/", "Connection closed by peer", "Connection reset by peer", "Broken pipe"),
 )
 

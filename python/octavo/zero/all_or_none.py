@@ -31,11 +31,12 @@ def by_first_rank(work: Callable[[], None], where: str, what: str, peers: Peers)
 
 def require_none_failed(failure: Exception | None, where: str, what: str, peers: Peers) -> None:
     """Raises on all ranks where a rank has failed. All ranks call it, each with the error that it has met, or None.
-    After an error of ``peers`` this rank raises it alone, because it can no longer tell the others."""
-    if failure is not None and peers.are_lost:
-        raise failure
+    Where this rank can no longer tell the others, it raises its own error."""
     own = None if failure is None else described(failure)
-    of_all = peers.values(own, where)
+    try:
+        of_all = peers.values(own, where)
+    except (RuntimeError, TimeoutError) as lost:
+        raise (failure or lost) from lost
     failed = {rank: said for rank, said in enumerate(of_all) if said is not None}
     if not failed:
         return

@@ -208,6 +208,7 @@ class ZeroEngine:
             self.optimizer.step()
             self.take_own_parts()
         except NothingChanged:  # on all ranks
+            self._engine.drop_gradients()
             raise
         except BaseException as error:
             self.fail(error)

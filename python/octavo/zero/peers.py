@@ -19,6 +19,8 @@ from octavo.rendezvous import Rendezvous
 
 Value = TypeVar("Value")
 
+_REBUILD = "the engine must be rebuilt"
+
 
 class Peers:
     """All ranks of an engine, which call the methods together. Each wait ends within ``timeout_s`` seconds: nothing is
@@ -68,15 +70,19 @@ class Peers:
 
     @contextmanager
     def _failing(self, where: str) -> Iterator[None]:
+        if self.are_lost:
+            raise RuntimeError(f"[{where}] a wait for other ranks has failed before: {_REBUILD}")
         try:
             yield
         except (RuntimeError, TimeoutError) as error:
             self.are_lost = True
             self._fail(error)
-            said = str(error)
-            if said.startswith(f"[{where}]"):  # of the rendezvous
-                explained = f"{said}; the engine must be rebuilt"
-            else:
-                explained = f"[{where}] {said.removeprefix('[comm.wire] ')}"
             kind = TimeoutError if isinstance(error, TimeoutError) else RuntimeError
-            raise kind(explained) from error
+            raise kind(_explained(str(error), where)) from error
+
+
+def _explained(said: str, where: str) -> str:
+    if said.startswith("[comm.wire] "):  # which says what to rebuild
+        return f"[{where}] {said.removeprefix('[comm.wire] ')}"
+    of_rendezvous = said.startswith(f"[{where}]")
+    return f"{said if of_rendezvous else f'[{where}] another rank was lost ({said})'}; {_REBUILD}"

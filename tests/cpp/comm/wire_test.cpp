@@ -112,7 +112,8 @@ TEST(Wire, OverGlooALostPeerIsToldWhoWaitsAndTheOthersGetTheirMessages) {
     ADD_FAILURE() << "a lost peer was not told";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::communication);
-    const std::string reason = " (Connection closed by peer [127.0.0.1]:5); ";  // and no place in Gloo's sources
+    const std::string reason =
+        " (with rank 2: Connection closed by peer [127.0.0.1]:5); ";  // and no place in Gloo's sources
     EXPECT_NE(std::string(error.what()).find(reason), std::string::npos) << error.what();
   }
 }

@@ -43,6 +43,13 @@ def groups_of(size: int) -> list[Group]:
     return [Group(store, rank, size) for rank in range(size)]
 
 
+def groups_over_tcp(size: int, use_libuv: bool) -> list[Group]:
+    options = dict(timeout=timedelta(seconds=30), use_libuv=use_libuv, wait_for_workers=False)
+    first = dist.TCPStore("127.0.0.1", 0, is_master=True, **options)
+    stores = [first, *(dist.TCPStore("127.0.0.1", first.port, is_master=False, **options) for _ in range(1, size))]
+    return [Group(store, rank, size) for rank, store in enumerate(stores)]
+
+
 def meet(group: Group, text: str, timeout_s: float = 20.0, after_s: float = 0.0):
     def body():
         time.sleep(after_s)
@@ -56,6 +63,15 @@ def test_every_rank_has_every_text():
     for attempt in ("a", "b"):
         texts = [f"{attempt}{rank}" for rank in range(3)]
         assert in_threads([meet(*pair) for pair in zip(groups, texts, strict=True)]) == [texts] * 3
+
+
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_whoever_waits_for_the_others_in_a_store_of_torchrun_is_woken(use_libuv):
+    groups = groups_over_tcp(3, use_libuv)
+    began = time.monotonic()
+    texts = in_threads([meet(group, "x", after_s=0.2 * group.rank()) for group in groups])
+    assert texts == [["x"] * 3] * 3
+    assert time.monotonic() - began < 10.0, "a rank has waited for its own timeout of 20 s"
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])

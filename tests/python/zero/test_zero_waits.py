@@ -71,10 +71,11 @@ def lower_slowly(rank: int) -> tuple[float, str]:
 
 
 def test_a_rank_that_compiles_for_too_long_is_named_in_time(two_ranks):
-    (waited_s, said), _ = two_ranks.run(lower_slowly, timeout_s=60)
-    assert waited_s < LATE_S
-    assert said.startswith("TimeoutError: [zero.compiled] rank 1 did not come within 2 s: ")
-    assert "then RuntimeError: [zero.step] this engine has ended with an error before" in said
+    early, late = two_ranks.run(lower_slowly, timeout_s=60)
+    assert early[0] < LATE_S and late[0] < 2 * LATE_S + TIMEOUT_S  # it has two graphs to compile
+    for _, said in (early, late):
+        assert said.startswith("TimeoutError: [zero.compiled] rank 1 did not come within 2 s: ")
+        assert "then RuntimeError: [zero.step] this engine has ended with an error before" in said
 
 
 def export_where_a_gather_is_late(rank: int, path: str) -> tuple[float, str]:
@@ -94,7 +95,9 @@ def export_where_a_gather_is_late(rank: int, path: str) -> tuple[float, str]:
 
 
 def test_a_late_gather_of_an_export_ends_in_time(two_ranks, tmp_path):
-    (waited_s, said), _ = two_ranks.run(export_where_a_gather_is_late, str(tmp_path / "one"), timeout_s=60)
-    assert waited_s < LATE_S
-    assert said.startswith("TimeoutError: [zero.whole] rank 0: a peer did not answer within 2000 ms")
-    assert "then RuntimeError: [zero.backward] this engine has ended with an error before" in said
+    early, late = two_ranks.run(export_where_a_gather_is_late, str(tmp_path / "one"), timeout_s=60)
+    assert early[0] < LATE_S and late[0] < LATE_S + 2 * TIMEOUT_S
+    assert early[1].startswith("TimeoutError: [zero.whole] rank 0: a peer did not answer within 2000 ms")
+    assert late[1].startswith(("RuntimeError: [zero.", "TimeoutError: [zero.")), late[1]
+    for _, said in (early, late):
+        assert "then RuntimeError: [zero.backward] this engine has ended with an error before" in said
