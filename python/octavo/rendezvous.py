@@ -191,9 +191,11 @@ class Rendezvous:
 
     def _forget(self, number: int) -> None:
         """Deletes what this rank has said in a meeting. Whoever has come to the next one has read it."""
-        if number > 0:
-            for key in (str(self._rank), *(("count", _END) if self._rank == 0 else ())):
-                self._meeting(number).delete_key(key)
+        if number == 0:
+            return
+        of_all = ["count", _END] if self._rank == 0 else []
+        for key in [str(self._rank), *of_all]:
+            self._meeting(number).delete_key(key)
 
     def _timed_out(self, rank: int, where: str | None = None) -> TimeoutError:
         return TimeoutError(

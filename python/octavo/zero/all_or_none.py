@@ -36,7 +36,9 @@ def require_none_failed(failure: Exception | None, where: str, what: str, peers:
     try:
         of_all = peers.values(own, where)
     except (RuntimeError, TimeoutError) as lost:
-        raise (failure or lost) from lost
+        if failure is None:
+            raise
+        raise failure from lost
     failed = {rank: said for rank, said in enumerate(of_all) if said is not None}
     if not failed:
         return

@@ -23,12 +23,12 @@ _REBUILD = "the engine must be rebuilt"
 
 
 class Peers:
-    """All ranks of an engine, which call the methods together. Each wait ends within ``timeout_s`` seconds: nothing is
-    sent over the process group, whose own timeout is often half an hour. Raises TimeoutError where a rank stays away,
-    RuntimeError where one was lost; errors begin with ``[where]``. ``fail`` is called with them first: ranks that have
-    lost each other once would take one another's next values for those of other calls.
+    """All ranks of an engine, which call the methods together. Each wait of a method ends within ``timeout_s`` seconds:
+    methods send nothing over the process group, whose own timeout is often half an hour. Raises TimeoutError where a
+    rank stays away, RuntimeError where one was lost; errors begin with ``[where]``. ``fail`` is called with them first:
+    ranks that have lost each other once would take one another's next values for those of other calls.
 
-    What is sent over ``group`` itself waits as long as the group does. Call ``values`` right before, which names a rank
+    Whoever sends over ``group`` waits as long as the group does, and calls ``values`` right before, which names a rank
     that stays away.
     """
 
@@ -84,5 +84,6 @@ class Peers:
 def _explained(said: str, where: str) -> str:
     if said.startswith("[comm.wire] "):  # which says what to rebuild
         return f"[{where}] {said.removeprefix('[comm.wire] ')}"
-    of_rendezvous = said.startswith(f"[{where}]")
-    return f"{said if of_rendezvous else f'[{where}] another rank was lost ({said})'}; {_REBUILD}"
+    if not said.startswith(f"[{where}]"):  # of the store; a rendezvous names the place and the rank
+        said = f"[{where}] another rank was lost ({said})"
+    return f"{said}; {_REBUILD}"
