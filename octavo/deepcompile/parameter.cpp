@@ -87,11 +87,14 @@ void DSParam::setGradBuffer(at::Tensor buffer) {
 
 void DSParam::require_buffer(const at::Tensor& buffer) const {
   if (!buffer.defined()) return;
-  const auto whole = static_cast<std::int64_t>(productDim(shape_));
-  if (buffer.device() == device_ && at::isFloatingType(buffer.scalar_type()) && buffer.numel() <= whole) return;
+  const std::int64_t room = element_count(id_, shape_) - offset_;
+  if (buffer.device() == device_ && at::isFloatingType(buffer.scalar_type()) && buffer.numel() <= room &&
+      buffer.is_contiguous()) {
+    return;
+  }
   fail(ErrorCode::invalid_argument, kOfParameter, "expected the gradient buffer of parameter ", id_, " as at most ",
-       whole, " floats on ", device_.str(), ", got ", at::toString(buffer.scalar_type()), buffer.sizes(), " on ",
-       buffer.device().str());
+       room, " floats in row-major order on ", device_.str(), ", got ", at::toString(buffer.scalar_type()),
+       buffer.sizes(), " with strides ", buffer.strides(), " on ", buffer.device().str());
 }
 
 at::Tensor DSParam::getDSTensor() const {

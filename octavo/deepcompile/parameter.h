@@ -26,10 +26,10 @@ class OCTAVO_API DSParam {
  public:
   /// `id` is unique in its registry. `ds_shape` is the shape of the whole parameter. `ds_tensor` has this rank's
   /// values, and the parameter keeps its memory; where `partitioned`, it is a shard, flat or not, whose padding counts.
-  /// `grad_buffer` may be undefined and be bound later. `offset` is where this rank's part begins in the whole, in
-  /// elements (stages 1 and 2). `persistent`: the parameter stays gathered from its first use to the end of the step
-  /// (stage 3). Throws Error invalid_argument where these contradict each other, and what element_count() and
-  /// require_defined() throw.
+  /// `grad_buffer`, in row-major order, may be undefined and be bound later. `offset` is where this rank's part begins
+  /// in the whole, in elements (stages 1 and 2); the buffer ends in the whole. `persistent`: the parameter stays
+  /// gathered from its first use to the end of the step (stage 3). Throws Error invalid_argument where these contradict
+  /// each other, and what element_count() and require_defined() throw.
   DSParam(long id, std::vector<std::int64_t> ds_shape, at::Tensor ds_tensor, at::Tensor grad_buffer, bool partitioned,
           std::int64_t offset, bool persistent);
 

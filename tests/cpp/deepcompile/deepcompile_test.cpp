@@ -105,6 +105,15 @@ TEST(DSParamTest, WhatContradictsItselfIsRefused) {
   EXPECT_NE(
       refusal_of([&] { dc::DSParam(7, {6}, six, at::zeros({6}, at::kLong), false, 0, false); }).find("as at most"),
       std::string::npos);
+  EXPECT_NE(refusal_of([&] {
+              dc::DSParam(7, {6}, six, at::zeros({5}), false, 2, false);
+            }).find("gradient buffer of parameter 7 as at most 4 floats"),
+            std::string::npos);
+  // A flat view of such a buffer is a copy: the gradient that goes there would be lost.
+  EXPECT_NE(refusal_of([&] {
+              dc::DSParam(7, {6}, six, at::zeros({3, 2}).t(), false, 0, false);
+            }).find("in row-major order on cpu, got Float[2, 3] with strides [1, 2]"),
+            std::string::npos);
   for (const auto dtype : {at::kLong, at::kComplexFloat}) {
     EXPECT_NE(refusal_of([&] {
                 dc::DSParam(7, {6}, at::zeros({6}, dtype), {}, true, 0, false);
