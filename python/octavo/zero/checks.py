@@ -4,7 +4,9 @@ one, of losses and paths."""
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from octavo.optim.checks import SENDING_OPTIMIZERS, has_base_named
 from octavo.optim.joined import JoinedOptimizer
@@ -33,10 +36,39 @@ def require_shareable(
     """Raises ValueError for what the stage cannot share out. ``parameters``: those of the model that need a
     gradient."""
     require_plain_model(model, "zero.initialize")
+    require_without_engine(parameters)
     require_trainable(parameters, optimizer)
     if stage == 3:
         require_uncompiled(model)
         require_gatherable(model)
+
+
+#: The engine that trains a parameter, by parameter.
+_engines = WeakIdKeyDictionary()
+
+
+def remember_engine(engine: object, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Keeps other engines from training these parameters as long as there is this one."""
+    for parameter in parameters.values():
+        _engines[parameter] = weakref.ref(engine)
+
+
+def require_without_engine(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raises ValueError where another engine trains one of the parameters: both would take its gradients, and move what
+    the other one holds."""
+    for name, parameter in parameters.items():
+        if _has_engine(parameter):
+            gc.collect()  # an engine that nobody has may wait for that
+            if _has_engine(parameter):
+                raise ValueError(
+                    f"[zero.initialize] {name} is trained by another engine already: go on with that one, or delete it "
+                    f"(del engine) and build the model anew"
+                )
+
+
+def _has_engine(parameter: nn.Parameter) -> bool:
+    reference = _engines.get(parameter)
+    return reference is not None and reference() is not None
 
 
 def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:

@@ -24,6 +24,7 @@ from octavo.zero.always_whole import AlwaysWhole
 from octavo.zero.checks import (
     as_path,
     memory_of,
+    remember_engine,
     require_differentiable,
     require_same,
     require_shareable,
@@ -105,6 +106,7 @@ class ZeroEngine:
         broadcast_from_rank_0(values, group)
         # torch takes meshes of equal ranks and names for the same one, with the group of the first
         mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=(group.group_name,))
+        remember_engine(self, self._parameters)
         self.parts: dict[nn.Parameter, OwnPart] = set_up.share_out(self._engine, config, self._parameters, exempt, mesh)
         set_up.register_graph(self._engine, config, len(self.parts), is_compiled=compiled is not None)
         set_up.give_parts(optimizer, self.parts)

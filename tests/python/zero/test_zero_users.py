@@ -180,6 +180,26 @@ def test_a_loss_that_goes_through_the_model_of_another_engine(two_ranks):
         assert learns == ["True"] * 2
 
 
+def with_two_engines(rank: int, stage: int) -> list[str]:
+    model = net()
+    engine = engine_of(model, stage)
+    wider = nn.Sequential(model, nn.Linear(3, 3))
+    said = [error_of(lambda module=module: engine_of(module, stage)) for module in (model, wider)]
+    losses = train(engine, rank, 2)
+    del engine
+    if stage < 3:  # in stage 3 the parameters went with their engine
+        losses += train(engine_of(model, stage), rank, 1)
+    return [*said, str(sorted(losses, reverse=True) == losses)]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_model_has_one_engine_at_a_time(two_ranks, stage):
+    for of_model, of_wider, learns in two_ranks.run(with_two_engines, stage):
+        for said, prefix in ((of_model, ""), (of_wider, "0.")):
+            assert said.startswith(f"ValueError: [zero.initialize] {prefix}0.weight is trained by another engine already")
+        assert learns == "True"
+
+
 def dropped(rank: int, stage: int, how: str) -> list[float]:
     engine = engine_of(net(), stage, accumulation_steps=2)
 
