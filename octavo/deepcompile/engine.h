@@ -133,7 +133,7 @@ class OCTAVO_API Engine {
   /// invalid_argument where a graph has gradients of a pass before, which was neither ended nor given up.
   void start_backward(bool update);
   at::Tensor reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id);
-  /// Reduces a gradient as CustomOpExecutor::takeGrad() does.
+  /// Reduces a gradient as CustomOpExecutor::takeGrad() does; a copy of it where its memory is not its own.
   void take_grad(at::Tensor grad_tensor, long graph_id, long ds_id);
   /// Reduces several gradients. What the current stream gets from now on may use their memory for something else.
   void reduce_grads(at::TensorList grads, long graph_id, const std::vector<long>& ds_ids);

@@ -7,6 +7,7 @@
 
 #include "octavo/deepcompile/engine.h"
 #include "octavo/deepcompile/text.h"
+#include "octavo/device/own_values.h"
 #include "octavo/device/stream_event.h"
 #include "octavo/kernels/error.h"
 
@@ -23,6 +24,14 @@ void require_executors(const Executors& executors) {
     if (executor) continue;
     fail(ErrorCode::invalid_argument, kOfStep, "the executor of graph ", id, " is null: set one, or erase its entry");
   }
+}
+
+/// Returns a gradient whose memory has its values, and has them for nobody else. Autograd gives two parameters
+/// gradients in one memory where views of them are added up, or one in memory that it will still read.
+at::Tensor made_own(at::Tensor gradient) {
+  if (!gradient.has_storage()) return gradient;  // such as a sparse one, which executors refuse
+  at::Tensor own = with_own_values(gradient);
+  return own.storage().use_count() > 1 ? own.clone() : own;
 }
 
 }  // namespace
@@ -66,7 +75,7 @@ at::Tensor Engine::reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id
 
 void Engine::take_grad(at::Tensor grad_tensor, long graph_id, long ds_id) {
   const bool is_there = grad_tensor.defined();
-  executor(graph_id).takeGrad(std::move(grad_tensor), ds_id);
+  executor(graph_id).takeGrad(is_there ? made_own(std::move(grad_tensor)) : at::Tensor(), ds_id);
   if (is_there) note_gradient(graph_id);
 }
 

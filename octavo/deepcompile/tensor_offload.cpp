@@ -16,9 +16,13 @@ namespace {
 
 constexpr const char* kOfOffload = "deepcompile.tensor_offload";
 
+/// Returns memory with the order of the values', as far as at::empty_like() keeps it: graphs are compiled for it.
 at::Tensor host_memory(const at::Tensor& values, bool is_pinned) {
-  if (!is_pinned) return at::empty(values.sizes(), values.options().device(at::kCPU));
-  return pinned_zeros(values.sizes(), values.scalar_type(), /*alignment_bytes=*/0, values.device().type());
+  if (!is_pinned) return at::empty_like(values, values.options().device(at::kCPU));
+  const auto strides = at::empty_like(values, values.options().device(at::kMeta)).strides().vec();
+  const at::Tensor memory =
+      pinned_zeros({values.numel()}, values.scalar_type(), /*alignment_bytes=*/0, values.device().type());
+  return memory.as_strided(values.sizes(), strides);
 }
 
 }  // namespace
@@ -31,7 +35,8 @@ TensorOffload::Entry& TensorOffload::at(long id) {
 }
 
 bool TensorOffload::Entry::fits(const at::Tensor& values) const {
-  return on_host.sizes() == values.sizes() && on_host.dtype() == values.dtype() && device == values.device();
+  return on_host.sizes() == values.sizes() && on_host.dtype() == values.dtype() && device == values.device() &&
+         (on_host.strides() == values.strides() || !values.is_non_overlapping_and_dense());
 }
 
 at::Tensor TensorOffload::offload(const at::Tensor& values, long id, bool is_pinned) {
@@ -56,7 +61,7 @@ at::Tensor TensorOffload::wait_offload(long id) {
 
 at::Tensor TensorOffload::reload(long id) {
   Entry& entry = at(id);
-  entry.reloaded = at::empty(entry.on_host.sizes(), entry.on_host.options().device(entry.device).pinned_memory(false));
+  entry.reloaded = at::empty_like(entry.on_host, entry.on_host.options().device(entry.device).pinned_memory(false));
   const auto is_current = reload_streams_.hand_over(entry.device).take();
   entry.offload_done->block(current_stream_of(entry.device));
   entry.reload_done = copy_on_stream(entry.reloaded, entry.on_host, entry.reloaded);

@@ -57,10 +57,10 @@ def _matcher(
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Returns the buffers that ``model.state_dict()`` has, by name. Others are what a module can compute again, and may
-    have any shape."""
+    """Returns the buffers that ``model.state_dict()`` has, by plain name. Others are what a module can compute again,
+    and may have any shape."""
     saved = model.state_dict(keep_vars=True)
-    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+    return {plain_name(name): buffer for name, buffer in model.named_buffers() if name in saved}
 
 
 def plain_name(name: str) -> str:

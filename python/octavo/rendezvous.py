@@ -235,7 +235,9 @@ def broadcast_from_rank_0(tensors: Iterable[Tensor], group: dist.ProcessGroup) -
     dtype."""
     source = dist.get_global_rank(group, 0)
     for tensor in tensors:
-        flat = tensor.detach().reshape(-1)  # a view, or a copy where the elements lie apart
-        dist.broadcast(flat.view(torch.uint8), source, group=group)
-        if flat.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(flat.view(tensor.shape))
+        ours = tensor.detach()
+        lies_apart = not ours.is_contiguous() or ours.numel() == 1  # a single element may have any stride
+        sent = ours.new_empty(ours.shape).copy_(ours) if lies_apart else ours
+        dist.broadcast(sent.view(-1).view(torch.uint8), source, group=group)
+        if lies_apart:
+            ours.copy_(sent)

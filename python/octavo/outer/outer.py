@@ -418,13 +418,10 @@ class Outer(Optimizer):
             "step": self._outer.steps,
             "positions": [list(position) for position in self._outer.positions()],
             "own": own,
-            "buffers": {name: buffer.detach().clone() for name, buffer in self._saved_buffers().items()},
+            "buffers": {name: buffer.detach().clone() for name, buffer in saved_buffers(self._model).items()},
             "last_buffers": {name: last.clone() for name, last in self._finite_buffers.values.items()},
             "inner": self.inner.state_dict(),
         }
-
-    def _saved_buffers(self) -> dict[str, Tensor]:
-        return {plain_name(name): buffer for name, buffer in saved_buffers(self._model).items()}
 
     def _saved_options(self) -> dict[str, Any]:
         """Returns the options that a state belongs to. The rates of the outer optimizer may change, and are not among
@@ -446,7 +443,7 @@ class Outer(Optimizer):
         """
         self._require_own("load_state_dict")
         is_own = isinstance(state_dict, Mapping)
-        states, buffers = states_of(state_dict), self._saved_buffers()
+        states, buffers = states_of(state_dict), saved_buffers(self._model)
         by_rank = states_by_rank(states, self._saved_options(), self._parameters, buffers, self.inner)
         if is_own:
             require_of_rank(state_dict, self._rank, self._size)

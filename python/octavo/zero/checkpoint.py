@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorSt
 
 from octavo.optim.checks import require_same_kind
 from octavo.optim.shards import is_sharded
-from octavo.parameters import saved_buffers
+from octavo.parameters import plain_name, saved_buffers
 from octavo.rendezvous import broadcast_from_rank_0
 from octavo.zero.all_or_none import described, error_of, on_all_ranks
 from octavo.zero.checkpoint_folder import CheckpointFolder
@@ -40,6 +40,7 @@ def save(engine: ZeroEngine, directory: Path, peers: Peers) -> None:
     """Does what ``ZeroEngine.save_checkpoint`` does. Each rank has buffers of its own; they become those of the first
     rank, on all ranks, so that a resumed run goes on as this one does."""
     where, what = "zero.save_checkpoint", f"write to {directory}"
+    _require_numpy(where)
     with CheckpointFolder(directory, peers, where).writing() as folder:
         broadcast_from_rank_0(saved_buffers(engine.module).values(), peers.group)
         state = on_all_ranks(lambda: _state_of(engine, peers.rank), where, what, peers)
@@ -50,6 +51,7 @@ def save(engine: ZeroEngine, directory: Path, peers: Peers) -> None:
 def load(engine: ZeroEngine, directory: Path, peers: Peers) -> None:
     """Does what ``ZeroEngine.load_checkpoint`` does."""
     where, what = "zero.load_checkpoint", f"read the checkpoint in {directory}"
+    _require_numpy(where)
     folder = CheckpointFolder(directory, peers, where)
     folder.require_whole()  # before anything is read of it
     newest = folder.newest
@@ -109,8 +111,16 @@ def _for_this_rank(saved: dict[str, Any], peers: Peers) -> dict[str, Any]:
     return {key: what for key, what in saved.items() if not is_of_another(key)}
 
 
+def _require_numpy(where: str) -> None:
+    if find_spec("numpy") is None:
+        raise ImportError(
+            f"[{where}] torch.distributed.checkpoint needs NumPy, which is not installed: pip install numpy, or write "
+            f"the parameters alone by export_safetensors(), which does without"
+        )
+
+
 def _others(engine: ZeroEngine, parts: dict[str, OwnPart]) -> dict[str, Tensor]:
-    frozen = {name: p.data for name, p in engine.module.named_parameters() if name not in parts}
+    frozen = {plain_name(name): p.data for name, p in engine.module.named_parameters() if plain_name(name) not in parts}
     return frozen | saved_buffers(engine.module)
 
 
@@ -146,7 +156,7 @@ def _text_of(options: list[dict[str, Any]]) -> str:
     """Returns the options as JSON. Raises ValueError for an option that JSON does not have."""
 
     def number(value: Any) -> float:
-        if isinstance(value, Tensor | numpy.generic):
+        if hasattr(value, "item"):  # a tensor or a number of NumPy's
             return value.item()  # for one element
         raise TypeError
 

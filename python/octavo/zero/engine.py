@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from octavo.optim.base import not_compiled
 from octavo.optim.clipping import require_max_norm
 from octavo.optim.fused import NothingChanged
-from octavo.parameters import exempt_by_name
+from octavo.parameters import exempt_by_name, plain_name
 from octavo.rendezvous import Rendezvous, as_group, broadcast_from_rank_0, require_backend
 from octavo.zero import compilation, explained, export, optimizer_state, set_up
 from octavo.zero.always_whole import AlwaysWhole
@@ -88,7 +88,7 @@ class ZeroEngine:
         group = as_group(group, "zero.initialize")
         compiled = compile_config(config.compile)
         self.module, self.optimizer, self.config = model, optimizer, config
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
         require_shareable(model, self._parameters, optimizer, config.zero_stage)
         states = optimizer_state.whole_states(optimizer, self._parameters)
         device_type = next(iter(self._parameters.values())).device.type
@@ -102,8 +102,12 @@ class ZeroEngine:
         self._progress = Progress(config.accumulation_steps)
         self._peers = Peers(group, rendezvous, config.timeout_s, self._progress.fail)
         kept = [value for state in states.values() for value in state.values() if isinstance(value, Tensor)]
-        values = [*model.parameters(), *model.buffers(), *kept]  # as DistributedDataParallel does
-        broadcast_from_rank_0(values, group)
+        numbers = [value for value in kept if value.dim() == 0]  # on the CPU, for which the group may have no back end
+        of_parameters = [value for value in kept if value.dim() > 0]
+        broadcast_from_rank_0([*model.parameters(), *model.buffers(), *of_parameters], group)
+        of_first = self._peers.values([number.item() for number in numbers], "zero.initialize")[0]
+        for number, first in zip(numbers, of_first, strict=True):
+            number.fill_(first)
         # torch takes meshes of equal ranks and names for the same one, with the group of the first
         mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=(group.group_name,))
         remember_engine(self, self._parameters)
@@ -112,7 +116,7 @@ class ZeroEngine:
         set_up.give_parts(optimizer, self.parts)
         if states:
             self.load_optimizer_state([states], self.optimizer_options())
-        del states, kept, values  # all of each parameter's, on every rank
+        del states, kept, of_parameters  # all of each parameter's, on every rank
         transfer_bytes, kept_bytes = int(config.gather_mib * 2**20), int(config.reuse_mib * 2**20)
         self._gathering: Gathering | AlwaysWhole = AlwaysWhole(self._engine)
         if config.zero_stage == 3:
@@ -349,6 +353,7 @@ class ZeroEngine:
         They are written to a folder, to which ``directory/latest`` points once all is written and on the disk. The
         checkpoint before is then removed. On all ranks buffers become those of rank 0; buffers that ``state_dict()``
         leaves out are not saved. Where a rank cannot write, all ranks raise OSError or RuntimeError, which names it.
+        Raises ImportError without NumPy, which ``torch.distributed.checkpoint`` needs.
         """
         self._progress.require_between_steps("save_checkpoint")
         self.bring_back()

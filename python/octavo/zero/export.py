@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo import durable_files
+from octavo.parameters import plain_name
 from octavo.zero.all_or_none import require_none_failed
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _without_ties(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
     named: dict[str, Tensor] = {}
     first: dict[Tensor, str] = {}
     tied = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
+    for name, tensor in ((plain_name(name), tensor) for name, tensor in module.state_dict(keep_vars=True).items()):
         if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES:
             what = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise ValueError(
@@ -109,5 +110,9 @@ def _header(named: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+def _bytes_of(tensor: Tensor) -> bytearray:
+    # without NumPy, which torch does not require
+    memory = bytearray(tensor.nbytes)
+    if memory:
+        torch.frombuffer(memory, dtype=torch.uint8).copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
+    return memory

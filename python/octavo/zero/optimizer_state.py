@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from octavo.optim.checks import require_same_kind
 from octavo.optim.shards import as_shard, is_sharded, local
 from octavo.optim.state_formats import floats_of, names_of
+from octavo.parameters import plain_name
 
 if TYPE_CHECKING:
     from octavo.zero.engine import ZeroEngine
@@ -31,7 +32,7 @@ _HOOKS = ("_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_ho
 
 
 def parts_by_name(engine: ZeroEngine) -> dict[str, OwnPart]:
-    return {name: engine.parts[p] for name, p in engine.module.named_parameters() if p in engine.parts}
+    return {plain_name(name): engine.parts[p] for name, p in engine.module.named_parameters() if p in engine.parts}
 
 
 def states_by_name(engine: ZeroEngine) -> States:

@@ -277,6 +277,26 @@ TEST_F(DefaultEngineTest, ValuesGoToPageLockedMemoryOnlyWhereTheFlagSaysSo) {
   }
 }
 
+/// Graphs are compiled for the order in which a value was saved.
+TEST_F(DefaultEngineTest, AValueComesBackInTheOrderInWhichItWasSent) {
+  register_z3_graph(1);
+  const at::Tensor picture = at::rand({2, 3, 4, 5});
+  const std::vector<at::Tensor> values = {picture.contiguous(at::MemoryFormat::ChannelsLast), picture.transpose(1, 2),
+                                          picture.slice(3, 0, 4, 2), picture};
+  for (const bool is_pinned : {true, false}) {
+    dc::offload_activation_pin_memory = is_pinned;
+    for (const at::Tensor& value : values) {
+      const std::vector<std::int64_t> order = at::empty_like(value).strides().vec();
+      const at::Tensor on_host = dc::offload_tensor(value, 1, 7);
+      EXPECT_EQ(on_host.strides(), order);
+      EXPECT_EQ(octavo::is_pinned(on_host), is_pinned);
+      const at::Tensor back = dc::reload_tensor(value, 1, 7);
+      EXPECT_EQ(back.strides(), order);
+      EXPECT_TRUE(at::equal(back, value));
+    }
+  }
+}
+
 /// A value that needs more memory than there is, and no memory itself.
 TEST_F(DefaultEngineTest, AValueForWhichTheHostHasNoMemoryWasNotSent) {
   register_z3_graph(1);

@@ -45,9 +45,22 @@ optimizer = torch.optim.AdamW(model.parameters())
 ddp(torch.randn(8, 64) + dist.get_rank()).square().mean().backward()
 optimizer.step()
 assert 0 < handle.stats()["wire_bytes"] < handle.stats()["dense_bytes"]
+model = torch.nn.Linear(64, 64)
+engine = octavo.initialize(model, torch.optim.AdamW(model.parameters()), {"zero_stage": 3})
+engine.backward(engine(torch.randn(8, 64)).square().mean())
+engine.step()
+for call in (engine.save_checkpoint, engine.load_checkpoint):
+    try:
+        call(sys.argv[1] + "/checkpoint")
+        raise AssertionError("torch.distributed.checkpoint does without NumPy now: octavo.zero.checkpoint may, too")
+    except ImportError as error:
+        assert "pip install numpy" in str(error), error
+engine.export_safetensors(sys.argv[1] + "/model.safetensors")
+with engine.gathered():
+    weight = model.weight.tolist()
 # Not compared by a collective: a thread of Gloo's drops the last one's tensors, and torch 2.13 ends by std::terminate
 # where Python has ended before.
-pathlib.Path(sys.argv[1], f"weight{dist.get_rank()}").write_text(str(model.weight.tolist()))
+pathlib.Path(sys.argv[1], f"weight{dist.get_rank()}").write_text(str(weight))
 dist.destroy_process_group()
 """
 
@@ -83,7 +96,7 @@ def clean_python(tmp_path_factory) -> Iterator[Path]:
     yield python
 
 
-def test_packbits_and_a_compressed_step_of_two_ranks_need_torch_alone(clean_python, tmp_path):
+def test_packbits_a_compressed_step_and_zero_need_torch_alone(clean_python, tmp_path):
     script = tmp_path / "step.py"
     script.write_text(STEP)
     run(clean_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, tmp_path)

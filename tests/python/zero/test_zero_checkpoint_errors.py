@@ -100,7 +100,7 @@ def export_without_room(rank: int, path: str) -> str:
     engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 3})
     bytes_of, written = export._bytes_of, []
 
-    def some_bytes_of(tensor: Tensor) -> memoryview:
+    def some_bytes_of(tensor: Tensor) -> bytearray:
         written.append(tensor)
         if len(written) > 1:
             raise OSError(errno.ENOSPC, "No space left on device")

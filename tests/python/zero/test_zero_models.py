@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from zero_runs import adamw
 
@@ -44,26 +45,84 @@ def rows(rank: int, step: int) -> Tensor:
     return torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + rank))
 
 
+class Views(nn.Module):
+    """A model that adds up views of its parameters: autograd gives two of them gradients in one memory, and a third one
+    a gradient in the memory that the layer before still has to read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 8)
+        self.tall, self.wide = nn.Parameter(torch.randn(16, 2)), nn.Parameter(torch.randn(2, 16))
+        self.flat = nn.Parameter(torch.randn(32))
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x) + self.flat.view(4, 8)
+        return self.last(torch.tanh(x) * (self.tall.view(4, 8) + self.wide.view(4, 8)))
+
+
+class Conjugate(nn.Module):
+    """A model with a parameter whose gradient torch leaves to its reader to negate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.one = nn.Linear(8, 8), nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        number = torch.complex(x.mean().reshape(1), self.one).conj()
+        return x + (number * torch.complex(torch.ones(1), x.std().reshape(1))).imag
+
+
 def losses_on(
-    rank: int, make: Callable[[], nn.Module], batch: Callable[[int, int], Tensor], config: dict[str, Any] | None
+    rank: int,
+    make: Callable[[], nn.Module],
+    batch: Callable[[int, int], Tensor],
+    config: dict[str, Any] | None,
+    accumulation: int = 1,
 ) -> list[float]:
     """Returns losses of the engine, or of DistributedDataParallel without a config."""
     torch._dynamo.reset()
     model = make()
-    if config is None:
-        engine, optimizer = nn.parallel.DistributedDataParallel(model), adamw(model)
-        backward, after = Tensor.backward, optimizer.zero_grad
-    else:
-        engine = optimizer = octavo.initialize(model, adamw(model), config)
-        backward, after = engine.backward, lambda: None
     losses = []
-    for step in range(4):
-        loss = engine(batch(rank, step)).square().mean()
-        backward(loss)
-        optimizer.step()
-        after()
+    if config is not None:
+        engine = octavo.initialize(model, adamw(model), config | {"accumulation_steps": accumulation})
+        for number in range(4 * accumulation):
+            loss = engine(batch(rank, number)).square().mean()
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        return losses
+    optimizer = adamw(model)
+    forward = model if accumulation > 1 else nn.parallel.DistributedDataParallel(model)
+    for number in range(4 * accumulation):
+        loss = forward(batch(rank, number)).square().mean()
+        if accumulation == 1:
+            loss.backward()
+        else:
+            add_gradients(model, loss / accumulation)
+        if (number + 1) % accumulation == 0:
+            if accumulation > 1:
+                average_gradients(model)
+            optimizer.step()
+            optimizer.zero_grad()
         losses.append(loss.item())
     return losses
+
+
+def add_gradients(model: nn.Module, loss: Tensor) -> None:
+    """Does what backward() does, where gradients may share memory: torch 2.13 adds later ones to both of them there."""
+    parameters = list(model.parameters())
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
+
+
+def average_gradients(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad.div_(dist.get_world_size())
+        dist.all_reduce(parameter.grad)
 
 
 @pytest.mark.parametrize("stage", [1, 3])
@@ -78,6 +137,16 @@ def test_modules_of_stage_3_may_return_jagged_tensors(two_ranks, config):
     got = two_ranks.run(losses_on, Nested, rows, {"zero_stage": 3} | config, timeout_s=120)
     for ours, expected in zip(got, two_ranks.run(losses_on, Nested, rows, None), strict=True):
         assert ours == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("make", [Views, Conjugate])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_may_share_memory_and_be_left_to_be_negated(two_ranks, stage, accumulation, make):
+    config = {"zero_stage": stage, "bucket_mib": 0.0001}
+    got = two_ranks.run(losses_on, make, rows, config, accumulation)
+    for ours, expected in zip(got, two_ranks.run(losses_on, make, rows, None, accumulation), strict=True):
+        assert ours == pytest.approx(expected, rel=1e-5)
 
 
 class Convolutions(nn.Module):
