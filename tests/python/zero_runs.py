@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from fsdp_runs import Block, batch_of
 from torch import Tensor, nn
 
@@ -77,6 +78,14 @@ def train(engine: Engine, rank: int, steps: int = 4) -> list[float]:
         engine.step()
         losses.append(loss.item())
     return losses
+
+
+def average_gradients(model: nn.Module) -> None:
+    """Averages gradients as DistributedDataParallel does, for what it refuses or gets wrong."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.div_(dist.get_world_size())
+            dist.all_reduce(parameter.grad)
 
 
 def error_of(attempt: Callable[[], object]) -> str:

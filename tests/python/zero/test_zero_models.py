@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from zero_runs import adamw
+from zero_runs import adamw, average_gradients
 
 import octavo
 
@@ -83,7 +82,7 @@ def losses_on(
     config: dict[str, Any] | None,
     accumulation: int = 1,
 ) -> list[float]:
-    """Returns losses of the engine, or of DistributedDataParallel without a config."""
+    """Returns losses of the engine; without a config of DistributedDataParallel, with a step for each batch."""
     torch._dynamo.reset()
     model = make()
     losses = []
@@ -95,34 +94,31 @@ def losses_on(
             engine.step()
             losses.append(loss.item())
         return losses
-    optimizer = adamw(model)
-    forward = model if accumulation > 1 else nn.parallel.DistributedDataParallel(model)
-    for number in range(4 * accumulation):
-        loss = forward(batch(rank, number)).square().mean()
-        if accumulation == 1:
-            loss.backward()
-        else:
-            add_gradients(model, loss / accumulation)
-        if (number + 1) % accumulation == 0:
-            if accumulation > 1:
-                average_gradients(model)
-            optimizer.step()
-            optimizer.zero_grad()
+    ddp, optimizer = nn.parallel.DistributedDataParallel(model), adamw(model)
+    for number in range(4):
+        loss = ddp(batch(rank, number)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
         losses.append(loss.item())
     return losses
 
 
-def add_gradients(model: nn.Module, loss: Tensor) -> None:
-    """Does what backward() does, where gradients may share memory: torch 2.13 adds later ones to both of them there."""
-    parameters = list(model.parameters())
-    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-        parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
-
-
-def average_gradients(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.grad.div_(dist.get_world_size())
-        dist.all_reduce(parameter.grad)
+def losses_by_sums(rank: int, make: Callable[[], nn.Module], accumulation: int) -> list[float]:
+    """Returns losses on `rows` where gradients are added up here: backward() of torch 2.13 adds a later one twice where
+    gradients share memory."""
+    model = make()
+    optimizer, parameters, losses = adamw(model), list(model.parameters()), []
+    for number in range(4 * accumulation):
+        loss = model(rows(rank, number)).square().mean()
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss / accumulation, parameters), strict=True):
+            parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
+        if (number + 1) % accumulation == 0:
+            average_gradients(model)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
 
 
 @pytest.mark.parametrize("stage", [1, 3])
@@ -145,7 +141,7 @@ def test_modules_of_stage_3_may_return_jagged_tensors(two_ranks, config):
 def test_gradients_may_share_memory_and_be_left_to_be_negated(two_ranks, stage, accumulation, make):
     config = {"zero_stage": stage, "bucket_mib": 0.0001}
     got = two_ranks.run(losses_on, make, rows, config, accumulation)
-    for ours, expected in zip(got, two_ranks.run(losses_on, make, rows, None, accumulation), strict=True):
+    for ours, expected in zip(got, two_ranks.run(losses_by_sums, make, accumulation), strict=True):
         assert ours == pytest.approx(expected, rel=1e-5)
 
 

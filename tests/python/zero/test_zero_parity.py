@@ -21,6 +21,7 @@ from rank_pool import RankPool
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from zero_runs import average_gradients
 
 import octavo
 
@@ -207,14 +208,6 @@ def by_engine(rank: int, case: Case, stage: int, steps: int, backend: str | None
         return ByEngine(losses, [p.detach().clone() for p in model.parameters()], norms, owned)
 
 
-def averaged(model: nn.Module) -> None:
-    """Averages gradients as DDP does, for what DDP refuses: graphs whose parameters become ready twice."""
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            parameter.grad.div_(dist.get_world_size())
-            dist.all_reduce(parameter.grad)
-
-
 def by_ddp(rank: int, case: Case, steps: int) -> Trained:
     bare = Model(case)
     by_hand = case.checkpointing == "reentrant" or case.passes > 1
@@ -227,7 +220,7 @@ def by_ddp(rank: int, case: Case, steps: int) -> Trained:
             (loss / case.accumulation).backward()
         if is_last:
             if by_hand:
-                averaged(bare)
+                average_gradients(bare)
             if case.clip is not None:
                 nn.utils.clip_grad_norm_(bare.parameters(), case.clip)
             optimizer.step()
