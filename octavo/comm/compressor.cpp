@@ -336,7 +336,7 @@ void Compressor::finish(std::unique_ptr<Job> job) {
     const std::size_t index = job->slots[i].parameter;
     Parameter& parameter = parameters_[index];
     const bool is_unscaled = job->is_planned && momenta_.sends_own(index);
-    const float power = is_unscaled ? outcome.power[i] : outcome.power[i] / (scale * scale);
+    const float power = is_unscaled ? outcome.power[i] : outcome.power[i] / scale / scale;
     parameter.power = outcome.power[i] == 0 ? 0.0F : std::max(power, rules::kLeastPower);
     parameter.packed = outcome.packed.empty() ? PackedFigures() : outcome.packed[i];
     if (parameter.compares()) compared_ += parameter.packed;

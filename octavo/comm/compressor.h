@@ -218,8 +218,9 @@ class OCTAVO_API Compressor {
 
   /// Says that from the next step on the gradients in the buckets are `scale` times the true ones, as a GradScaler
   /// makes them. Results are then `scale` times the average (or the momentum), while residuals, momenta and powers stay
-  /// those of the true gradients, so that the scale may change between steps. Throws Error invalid_argument unless the
-  /// scale is positive and finite.
+  /// those of the true gradients, so that the scale may change between steps. Powers are infinite where the squares of
+  /// scaled gradients leave float32. Throws Error invalid_argument unless the scale is positive, finite and normal in
+  /// float32.
   void set_gradient_scale(double scale);
 
   /// Forgets what error feedback owes, on this rank. Call it on all ranks, between steps.

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "octavo/comm/compressor.h"
@@ -215,9 +216,9 @@ Compressor::Sample Compressor::momentum_sample() const {
 
 void Compressor::set_gradient_scale(double scale) {
   const auto in_float = static_cast<float>(scale);
-  if (!(in_float * in_float > 0) || std::isinf(in_float * in_float)) {  // powers are divided by the square
+  if (!(in_float >= std::numeric_limits<float>::min()) || std::isinf(in_float)) {  // gradients are divided by it
     fail(ErrorCode::invalid_argument, "comm.set_gradient_scale",
-         "the scale must be positive, finite, and so in float32 also squared, got ", scale);
+         "the scale must be positive, finite and a normal number in float32, got ", scale);
   }
   const std::lock_guard lock(mutex_);
   gradient_scale_ = in_float;

@@ -211,7 +211,9 @@ at::Tensor Engine::offload_tensor(at::Tensor tensor, long graph_id, long id) {
   return offload_of(graph_id).offload(tensor, id, flags->offload_activation_pin_memory);
 }
 
-at::Tensor Engine::reload_tensor(at::Tensor, long graph_id, long id) { return offload_of(graph_id).reload(id); }
+at::Tensor Engine::reload_tensor(at::Tensor tensor, long graph_id, long id) {
+  return offload_of(graph_id).reload(tensor, id);
+}
 
 at::Tensor Engine::wait_offload(at::Tensor, long graph_id, long id) { return offload_of(graph_id).wait_offload(id); }
 

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <unordered_map>
+#include <vector>
 
 #include "octavo/device/side_streams.h"
 #include "octavo/device/stream_event.h"
@@ -17,15 +18,17 @@ namespace octavo::dc {
 /// invalid_argument for a number that is not under way.
 class OCTAVO_API TensorOffload {
  public:
-  /// Starts to copy the values to the host, once the device's current stream has done the work that it has. Returns the
-  /// host's memory, whose values are there after wait_offload(). The next offload with this number uses it again for
-  /// values of this shape and dtype. `is_pinned`: the memory is page-locked. Throws Error out_of_memory; the number
-  /// then stands for what it stood for before.
+  /// Starts to copy the values to the host, once the device's current stream has done the work that it has. Returns
+  /// host memory, whose values are there after wait_offload(). It belongs to these values for as long as anyone else
+  /// has it: a graph may run several times before its backward passes. After that, an offload with this number uses it
+  /// again for values of this shape and dtype, or gives it up. `is_pinned`: the memory is page-locked. Throws Error
+  /// out_of_memory; the number then stands for what it stood for before.
   at::Tensor offload(const at::Tensor& values, long id, bool is_pinned);
-  /// Makes what the device's current stream gets from now on wait for the copy. Returns the host's memory.
+  /// Makes what the device's current stream gets from now on wait for the copy. Returns the last offload's memory.
   at::Tensor wait_offload(long id);
-  /// Starts to copy the values back, to memory that is kept until clear_reloaded(). Returns that memory.
-  at::Tensor reload(long id);
+  /// Starts to copy values back, to memory that is kept until clear_reloaded(). Returns that memory. `values`: what
+  /// offload() has returned for them; any other tensor stands for the last offload.
+  at::Tensor reload(const at::Tensor& values, long id);
   /// Makes what the device's current stream gets from now on wait for the values, and returns them.
   at::Tensor wait_reload(long id);
   /// Does what wait_reload() does, and leaves the memory to whoever has it.
@@ -38,11 +41,13 @@ class OCTAVO_API TensorOffload {
  private:
   struct Entry {
     c10::Device device;
-    at::Tensor on_host = {}, reloaded = {};
+    std::vector<at::Tensor> on_host = {};  // the last offload's at the end; others have only aliases of them
+    at::Tensor reloaded = {};
     std::shared_ptr<StreamEvent> offload_done = {}, reload_done = {};
 
-    /// Whether the host's memory is for values like these.
-    bool fits(const at::Tensor& values) const;
+    /// Takes out memory that nobody else has, for values like these, and gives up all other such memory. Returns an
+    /// undefined tensor where there is none.
+    at::Tensor take_free(const at::Tensor& values);
   };
   Entry& at(long id);
 

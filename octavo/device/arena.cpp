@@ -163,8 +163,8 @@ at::Tensor Arena::empty(at::IntArrayRef shape, at::ScalarType dtype) {
 
 at::Tensor Arena::zeros_like(const at::Tensor& tensor, at::ScalarType dtype) {
   const bool keeps_strides = tensor.is_non_overlapping_and_dense();
-  const auto strides =
-      keeps_strides ? tensor.strides().vec() : at::infer_dense_strides(tensor.sizes(), tensor.strides());
+  const auto rows = c10::contiguous_strides(tensor.sizes());
+  const at::IntArrayRef strides = keeps_strides ? tensor.strides() : at::IntArrayRef(rows);
   return make_tensor(tensor.sizes(), strides, dtype, /*is_zero=*/true);
 }
 

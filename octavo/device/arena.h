@@ -56,7 +56,8 @@ class OCTAVO_API Arena : public std::enable_shared_from_this<Arena> {
   /// a device, and changes nothing. Throws Error invalid_argument where no file can be made in the directory.
   at::Tensor zeros(at::IntArrayRef shape, at::ScalarType dtype);
   at::Tensor empty(at::IntArrayRef shape, at::ScalarType dtype);
-  /// Makes zeros in the shape of the tensor, in the order in which the tensor's elements lie in memory.
+  /// Makes zeros in the shape of the tensor, in the order in which the tensor's elements lie in memory where it is
+  /// dense, otherwise in row-major order, as buckets and kernels have it.
   at::Tensor zeros_like(const at::Tensor& tensor, at::ScalarType dtype);
 
   const ArenaOptions& options() const { return options_; }

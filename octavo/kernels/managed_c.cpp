@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "octavo/kernels/backend.h"
 #include "octavo/kernels/error.h"
@@ -49,11 +50,15 @@ class DefaultDevice {
 
   void free(void* memory) {
     if (memory == nullptr) return;
-    const std::size_t bytes = bytes_at(memory);
-    wait();
-    managed_.free(queue_, memory, bytes);
-    const std::lock_guard lock(mutex_);
-    bytes_.erase(memory);  // now, because what could not be freed stays known
+    auto entry = take_out(memory);  // first: another thread may be given the same memory as soon as it is free
+    try {
+      wait();
+      managed_.free(queue_, memory, entry.mapped());
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      bytes_.insert(std::move(entry));
+      throw;
+    }
   }
 
   void prefetch(void* memory, std::size_t bytes, int device) {
@@ -102,10 +107,10 @@ class DefaultDevice {
     fail(ErrorCode::invalid_argument, kWhere, "expected at most ", size - offset, " bytes from there on, got ", bytes);
   }
 
-  std::size_t bytes_at(void* memory) {
+  std::map<const void*, std::size_t>::node_type take_out(void* memory) {
     const std::lock_guard lock(mutex_);
-    const auto found = bytes_.find(memory);
-    if (found != bytes_.end()) return found->second;
+    auto entry = bytes_.extract(memory);
+    if (!entry.empty()) return entry;
     fail(ErrorCode::invalid_argument, kWhere, "expected a pointer that cget_managed_ptr gave, got another");
   }
 

@@ -25,14 +25,18 @@ Pager::Pager(c10::Device device, std::vector<std::vector<at::Tensor>> states, st
   if (!device.is_cpu()) cut_windows(std::move(states), window_bytes);
 }
 
+/// Never parts the states of a parameter: its update uses all of them, and a window is sent back before the update that
+/// begins the next one.
 void Pager::cut_windows(std::vector<std::vector<at::Tensor>> states, std::uint64_t window_bytes) {
   std::uint64_t bytes = window_bytes;
   for (std::size_t i = 0; i < states.size(); ++i) {
+    bool may_begin = bytes >= window_bytes;
     for (at::Tensor& state : states[i]) {
       if (!is_managed(state)) continue;
-      if (bytes >= window_bytes) {
+      if (may_begin) {
         windows_.push_back({.first = i, .states = {}, .arrived = nullptr});
         bytes = 0;
+        may_begin = false;
       }
       bytes += state.nbytes();
       windows_.back().states.push_back(std::move(state));

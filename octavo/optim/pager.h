@@ -23,7 +23,8 @@ namespace octavo {
 /// reading ahead; advice for each of them would cost more than the step. A pager is for one thread and one step.
 class OCTAVO_API Pager {
  public:
-  /// The bytes of states at which a window is full: enough for a link's full speed, little beside a device's memory.
+  /// The bytes of states at which a window is full: enough for a link's full speed, little beside a device's memory. A
+  /// window has all states of its parameters, so that one large parameter may fill it several times.
   static constexpr std::uint64_t kWindowBytes = std::uint64_t{32} << 20;
 
   /// `states` has those of each parameter, in the order of the step. States in other memory are left alone.

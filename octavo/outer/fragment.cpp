@@ -198,17 +198,18 @@ void Fragment::end_round(rules::OuterStep step) {
       if (owed) values.copy_(start(i, owed, piece));  // otherwise they are at their start already
     });
     mine[i].unsafeGetTensorImpl()->bump_version();
-    if (mine[i].scalar_type() == at::kHalf) require_in_range(i, mine[i]);
+    // The anchor, because this rank's own values may be NaN for other reasons, and all ranks must throw together.
+    if (mine[i].scalar_type() == at::kHalf) require_in_range(i, all_of(anchor_, i).to(at::kHalf));
   }
 }
 
-/// Throws where this rank's values of a part, which were made of the anchor, are not finite. In end_round() all ranks
-/// throw together, in return_to_start() perhaps this one alone.
-void Fragment::require_in_range(std::size_t part, const at::Tensor& mine) const {
-  if (all_finite(mine)) return;
+/// Throws where values of a part that were made of the anchor are not finite. In end_round() all ranks throw together,
+/// in return_to_start() perhaps this one alone.
+void Fragment::require_in_range(std::size_t part, const at::Tensor& values) const {
+  if (all_finite(values)) return;
   fail(ErrorCode::invalid_argument, kOfFragment, "the anchor of ", parameters_[parts_[part].parameter].name,
-       " has left the range of ", toString(mine.scalar_type()), ", so that no rank can continue from it: train with ",
-       mine.scalar_type() == at::kHalf ? "parameters in bfloat16 or float32, or " : "", "a smaller learning rate");
+       " has left the range of ", toString(values.scalar_type()), ", so that no rank can continue from it: train with ",
+       values.scalar_type() == at::kHalf ? "parameters in bfloat16 or float32, or " : "", "a smaller learning rate");
 }
 
 /// Moves the anchor and `values`, this rank's own, for one piece of a part.

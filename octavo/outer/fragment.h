@@ -111,7 +111,7 @@ class OCTAVO_API Fragment {
   at::Tensor own(const FragmentPart& part) const;
   std::vector<at::Tensor> all_own() const;
   OwedByRange owed(std::size_t part) const;
-  void require_in_range(std::size_t part, const at::Tensor& mine) const;
+  void require_in_range(std::size_t part, const at::Tensor& values) const;
   at::Tensor start(std::size_t part, const OwedByRange& owed, Range piece) const;
   void move_anchor(const rules::OuterStep& step, std::size_t part, Range piece, const at::Tensor& values);
   at::Tensor& difference();

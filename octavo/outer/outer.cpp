@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <iterator>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -67,6 +69,24 @@ void require_parameters(const std::vector<OuterParameter>& parameters) {
     fail(ErrorCode::unsupported, kOfOuter, "all parameters must be on one device: ", name, " is on ",
          tensor.device().str(), ", ", parameters[0].name, " on ", device.str());
   }
+}
+
+/// Throws where two parameters lie in one memory, in which each would be moved by itself.
+void require_own_memory(const std::vector<OuterParameter>& parameters) {
+  struct Span {
+    std::uintptr_t begin, end;
+    std::string_view name;
+  };
+  std::vector<Span> spans;
+  for (const OuterParameter& parameter : parameters) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(parameter.tensor.const_data_ptr());
+    if (parameter.tensor.numel() > 0) spans.push_back({begin, begin + parameter.tensor.nbytes(), parameter.name});
+  }
+  std::ranges::sort(spans, {}, &Span::begin);
+  const auto share = std::ranges::adjacent_find(spans, [](const Span& a, const Span& b) { return b.begin < a.end; });
+  if (share == spans.end()) return;
+  fail(ErrorCode::invalid_argument, kOfOuter, share->name, " and ", std::next(share)->name, " share memory, and each ",
+       "would be moved by itself: make them one parameter, by assigning the one module's parameter to the other");
 }
 
 void require_plan_fits(const Plan& plan, double mix) {
@@ -141,6 +161,7 @@ void Outer::require_plan(const Plan& plan, double mix) { require_plan_fits(plan,
 void Outer::require(const Plan& plan, const std::vector<OuterParameter>& parameters, const OuterOptions& options) {
   require_options(options);
   require_parameters(parameters);
+  require_own_memory(parameters);
   require_plan_fits(plan, options.mix);
   std::vector<std::string> compressed;
   for (const OuterParameter& parameter : parameters) {
@@ -162,8 +183,11 @@ std::vector<Outer::Skipped> Outer::after_step() {
   for (Round& round : rounds_) round.is_at_start = false;
   if (options_.spread) {
     or_fail_for_good([&] {
-      const double multiple = options_.lr * options_.momentum / static_cast<double>(options_.every);
-      for (Round& round : rounds_) round.fragment->drift(multiple);
+      const double whole = options_.lr * options_.momentum, part = whole / static_cast<double>(options_.every);
+      for (Round& round : rounds_) {
+        // A round after a skipped one is longer, and has the momentum once like any other.
+        if (round.fragment->drifted().now < whole - part / 2) round.fragment->drift(part);
+      }
     });
   }
   std::vector<Skipped> skipped;

@@ -32,6 +32,7 @@ struct OuterOptions {
   /// Whether ranks move along the momentum in equal parts, after each of the `every` steps, in place of the anchor at
   /// once, by Nesterov's method, at the end of a round. Their gradients then correct on the way where it overshoots.
   /// Needs a mix of 0. In parameters of 16 bits, parts of less than half of a unit in the last place are lost.
+  /// Parts that come after a round was sent, within `delay`, do not count.
   bool spread = false;
 
   /// Whether there is a momentum to keep; with `spread` also where it is 0, because it may depend on the ranks.

@@ -36,7 +36,11 @@ def compress_ddp(
 ) -> Handle:
     """Does what ``octavo.compress`` does, for a DDP model."""
     _require_hookable(model)
-    parameters = {plain_name(name): p for name, p in model.module.named_parameters() if p.requires_grad}
+    parameters = {
+        plain_name(name): p
+        for name, p in model.module.named_parameters()
+        if p.requires_grad and name not in model.parameters_to_ignore
+    }
     joined = joined_optimizer(optimizer, "ddp.compress")
     host_size = _host_size(ranks_per_host, model.process_group)
     if joined is None:
@@ -115,7 +119,11 @@ def _register_hook(
 def _watch_frozen(model: DistributedDataParallel) -> None:
     """Warns once where a parameter that is frozen now no longer is in a forward pass: DDP averages no gradient of
     it."""
-    frozen = {plain_name(name): p for name, p in model.module.named_parameters() if not p.requires_grad}
+    frozen = {
+        plain_name(name): p
+        for name, p in model.module.named_parameters()
+        if not p.requires_grad and name not in model.parameters_to_ignore
+    }
 
     def warn_of_unfrozen(*_: object) -> None:
         name = next((name for name, parameter in frozen.items() if parameter.requires_grad), None)

@@ -20,13 +20,13 @@ from octavo.handle_state import (
     WHOLE_MODEL,
     State,
     compressor_state_of,
-    require_memory_orders,
+    memory_orders_in,
     states_of_one_run,
 )
 from octavo.hooks import OwnHook
 from octavo.optim.clipping import clip_factor, clip_gradients, require_max_norm
 from octavo.optim.joined import JoinedOptimizer, require_no_momentum
-from octavo.parameters import memory_orders, require_kernels
+from octavo.parameters import memory_orders, require_kernels, require_memory_orders
 from octavo.plan import as_plan
 
 _log = logging.getLogger("octavo")
@@ -198,7 +198,8 @@ class Handle(SendsMomenta):
         changes then.
         """
         states = states_of_one_run(state, self._layout)
-        require_memory_orders(states, self._parameters)
+        for one in states:
+            require_memory_orders(self._parameters, memory_orders_in(one), "handle.load_state_dict")
         ours, size = (self._compressor.rank, self._compressor.world_size), int(states[0]["world_size"])
         by_rank = {int(one["rank"]): compressor_state_of(one) for one in states}
         joined = self._joined

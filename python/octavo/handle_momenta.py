@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo import _C
+from octavo.parameters import dense_strides
 
 
 class SendsMomenta:
@@ -39,16 +40,7 @@ class SendsMomenta:
         name_of = self._names_of("set_momentum", momenta)
         for parameter, pair in momenta.items():
             for tensor in pair:
-                if tensor.device != parameter.device:
-                    raise ValueError(
-                        f"[handle.set_momentum] a momentum must be on its parameter's device: {name_of[parameter]} is "
-                        f"on {parameter.device}, its momentum on {tensor.device}"
-                    )
-                if tensor.stride() != torch.empty_like(parameter, device="meta").stride():
-                    raise ValueError(
-                        f"[handle.set_momentum] a momentum must lie in memory as its parameter does: "
-                        f"{name_of[parameter]} has strides {parameter.stride()}, its momentum {tensor.stride()}"
-                    )
+                _require_place("set_momentum", name_of[parameter], parameter, tensor)
         self._compressor.set_momentum({name_of[p]: pair for p, pair in momenta.items()}, beta)
         self._guard_all(name_of)
 
@@ -77,6 +69,8 @@ class SendsMomenta:
         to zero. No preconditioners end this. What comes back in ``.grad`` is guarded as ``set_momentum`` says.
         """
         name_of = self._names_of("keep_own_updates", preconditioners)
+        for parameter, tensor in preconditioners.items():
+            _require_place("keep_own_updates", name_of[parameter], parameter, tensor)
         self._compressor.keep_own_updates({name_of[p]: tensor for p, tensor in preconditioners.items()}, beta)
         self._guard_all(name_of)
 
@@ -154,3 +148,18 @@ class SendsMomenta:
         guard = parameter.requires_grad_(True).register_hook(check)
         parameter.requires_grad_(needs_gradient)
         return guard
+
+
+def _require_place(call: str, name: str, parameter: Tensor, tensor: Tensor) -> None:
+    """Raises ValueError unless what is kept for a parameter lies where the parameter's gradients are combined with
+    it."""
+    if tensor.device != parameter.device:
+        raise ValueError(
+            f"[handle.{call}] a momentum must be on its parameter's device: {name} is on {parameter.device}, its "
+            f"momentum on {tensor.device}"
+        )
+    if tensor.stride() != dense_strides(parameter):
+        raise ValueError(
+            f"[handle.{call}] a momentum must lie in memory as its parameter does: {name} has strides "
+            f"{parameter.stride()}, its momentum {tensor.stride()}"
+        )

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from octavo._C import CompressorState
 from octavo.arguments import is_finite_number, is_whole_number, require_seed
-from octavo.parameters import memory_orders
 
 State = Mapping[str, Tensor | int | float | str]
 
@@ -111,20 +110,8 @@ def compressor_state_of(state: State) -> CompressorState:
     )
 
 
-def require_memory_orders(states: Iterable[State], parameters: Mapping[str, Tensor]) -> None:
-    """Raises ValueError where the elements of a parameter lie in memory in another order than where the state was
-    saved."""
-    here = memory_orders(parameters)
-    for there in map(_memory_orders_in, states):
-        if moved := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
-            raise ValueError(
-                f"[handle.load_state_dict] the elements of {moved[0]} lie in memory in another order than where the "
-                f"state was saved, and residuals have that order: give the model the memory format of then before "
-                f"you wrap it, or start with an empty state"
-            )
-
-
-def _memory_orders_in(state: State) -> dict[str, object]:
+def memory_orders_in(state: State) -> dict[str, object]:
+    """Returns the memory orders (``octavo.parameters.memory_orders``) that a state was saved with."""
     text = state.get("memory_orders", "{}")
     try:
         orders = loads(text)

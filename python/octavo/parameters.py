@@ -4,6 +4,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
+import torch
 from torch import Tensor, nn
 
 from octavo import _C
@@ -91,6 +92,25 @@ def rows_of(parameter: Tensor) -> int:
     """Returns the number of rows of a parameter as a matrix of its first dimension by all others; 1 where it has at
     most one dimension or no elements."""
     return _C.rows_of(parameter.shape)
+
+
+def dense_strides(parameter: Tensor) -> tuple[int, ...]:
+    """Returns the strides of what is kept for a parameter, element by element: its own where it is dense; otherwise
+    those of rows, as DDP's buckets and the kernels have it."""
+    own = torch.empty_like(parameter, device="meta").stride()
+    return own if own == parameter.stride() else torch.empty(parameter.shape, device="meta").stride()
+
+
+def require_memory_orders(parameters: Mapping[str, Tensor], saved: Mapping[str, object], where: str) -> None:
+    """Raises ValueError where the elements of a parameter lie in memory in another order than that of ``saved``, what
+    ``memory_orders`` returned where a state was saved."""
+    here = memory_orders(parameters)
+    if moved := sorted(name for name in here.keys() | saved.keys() if here.get(name) != saved.get(name)):
+        raise ValueError(
+            f"[{where}] the elements of {moved[0]} lie in memory in another order than where the state was saved, and "
+            f"residuals have that order: give the model the memory format of then before you wrap it, or start with "
+            f"an empty state"
+        )
 
 
 def memory_orders(parameters: Mapping[str, Tensor]) -> dict[str, list[int]]:

@@ -81,7 +81,7 @@ def to_bitsandbytes(optimizer: FusedOptimizer) -> dict[str, Any]:
                 others |= {f"state{number}": codes.view(shape), f"absmax{number}": scales.abs()}
                 others[f"qmap{number}"] = _map_of(moment).to(codes.device)
             elif moment in state:
-                others[f"state{number}"] = state[moment].clone()
+                others[f"state{number}"] = state[moment].clone(memory_format=torch.contiguous_format)
         return others
 
     return _exported(optimizer, exported, {"eps": 0.0}, {*OWN_OPTIONS, "decoupled_weight_decay"})
@@ -117,6 +117,7 @@ def _imported(state: dict[str, Any]) -> dict[str, Any]:
         values = state.get(f"state{number}")
         if values is None:
             continue
+        _require_rows(values, moment)
         floats, codes, scales = names_of(moment)
         if values.dtype != torch.uint8:
             ours[floats] = values
@@ -136,6 +137,18 @@ def _require_our_map(table: Tensor | None, moment: str) -> None:
         raise ValueError(
             f"[optim.from_bitsandbytes] the codes of {moment} are not of bitsandbytes' dynamic map: only those have a "
             f"counterpart here"
+        )
+
+
+def _require_rows(values: Tensor, moment: str) -> None:
+    """Raises ValueError for a state in another order than rows: bitsandbytes gives it the strides of the parameter, and
+    its GPU kernels use memory in the order of addresses, beside a parameter that they have made contiguous."""
+    if not values.is_contiguous():
+        raise ValueError(
+            f"[optim.from_bitsandbytes] the {moment} of a {tuple(values.shape)} parameter has strides "
+            f"{values.stride()}, and does not say in which order bitsandbytes has used its memory: if on a GPU, as "
+            f"rows, then give values.as_strided(values.shape, torch.empty(values.shape).stride()); if by indices, "
+            f"as on the CPU, values.contiguous()"
         )
 
 

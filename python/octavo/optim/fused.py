@@ -24,6 +24,7 @@ from octavo.optim.shards import any_rank, first_element, is_sharded, local, matc
 from octavo.optim.state_formats import has_codes, is_fitting
 from octavo.optim.states import StateMaker
 from octavo.optim.steps_in_backward import are_registered, require_unawaited, step_in_backward
+from octavo.parameters import plain_name
 
 STEP_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NONFINITE = ("skip_element", "skip_step", "raise")
@@ -281,7 +282,7 @@ class FusedOptimizer(CheckedOptimizer):
                 nonfinite=self._flag_on(device),
                 rounding_seed=int(group["seed"]) % 2**63 if is_random else None,
                 numbers=self._numbers(here) if is_random else [],
-                first_elements=[first_element(p) for p in here] if is_random else [],
+                first_elements=_first_elements(here) if is_random else [],
             )
             calls.append(StepCall(partial(self._make_step, group, here, common), partial(self._check, here, common)))
         return calls
@@ -447,10 +448,9 @@ class FusedOptimizer(CheckedOptimizer):
 
     def _loaded(self, saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         """Returns the options that a group has after a load."""
-        names = own.get("param_names", saved.get("param_names"))
-        if saved.get("param_names", names) != names:
-            pairs = zip(saved["param_names"], names, strict=True)
-            other, name = next((a, b) for a, b in pairs if a != b)
+        ours, theirs = ([plain_name(name) for name in group.get("param_names", ())] for group in (own, saved))
+        if ours and theirs and ours != theirs:
+            other, name = next((a, b) for a, b in zip(theirs, ours, strict=True) if a != b)
             raise ValueError(
                 f"[optim.{type(self).__name__}] the saved state is of other parameters, or of parameters in another "
                 f"order: it has '{other}' where this optimizer has '{name}'; nothing has changed"
@@ -486,3 +486,8 @@ class _Saved:
 
     def __init__(self, state: Any):
         self.state = state
+
+
+def _first_elements(parameters: list[Tensor]) -> list[int]:
+    """Returns the places at which random rounding begins. Only bfloat16 is rounded at random."""
+    return [first_element(parameter) if parameter.dtype == torch.bfloat16 else 0 for parameter in parameters]

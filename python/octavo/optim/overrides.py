@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from octavo.parameters import plain_name
+
 
 def groups_by_name(
     owner: str, params: Iterable[Any], overrides: Mapping[str, Mapping[str, Any]], options: Collection[str]
@@ -42,7 +44,7 @@ def groups_by_name(
     for group in given:
         parts: dict[tuple[str, ...], dict[str, Any]] = {}
         for name, parameter in _named(owner, group["params"]):
-            patterns = tuple(pattern for pattern in overrides if fnmatchcase(name, pattern))
+            patterns = tuple(pattern for pattern in overrides if fnmatchcase(plain_name(name), pattern))
             unmatched -= set(patterns)
             part = parts.setdefault(patterns, _merged(group, [overrides[pattern] for pattern in patterns]))
             part["params"].append((name, parameter))

@@ -43,18 +43,18 @@ def match_placements(parameter: Tensor) -> None:
 
 
 def first_element(tensor: Tensor) -> int:
-    """Returns the index of a shard's first element in the whole tensor, in row-major order. Raises ValueError for a
-    shard whose elements do not follow one another there."""
-    if not is_sharded(tensor) or tensor.to_local().numel() == 0:
+    """Returns the index of a shard's first element in the whole tensor, in row-major order. Raises ValueError on all
+    ranks where the elements of a shard do not follow one another there."""
+    if not is_sharded(tensor):
         return 0
-    (chunk,) = tensor.__create_chunk_list__()
-    if chunk.sizes[1:] != tensor.shape[1:]:
+    if any(getattr(placement, "dim", 0) != 0 for placement in tensor.placements):
         raise ValueError(
             f"[optim.shards] a {tuple(tensor.shape)} parameter is sharded as {tensor.placements}: 'stochastic' draws "
             f"by an element's place in the whole, and these have no range of places; use bf16_rounding='extra_bits' or "
             f"'nearest', or shard along dimension 0 only"
         )
-    return chunk.offsets[0] * tensor.stride(0) if tensor.ndim else 0
+    (chunk,) = tensor.__create_chunk_list__()
+    return chunk.offsets[0] * tensor.shape[1:].numel() if tensor.to_local().numel() else 0
 
 
 def has_whole_rows(parameter: DTensor) -> bool:

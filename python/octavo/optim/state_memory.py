@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Arena
+from octavo.parameters import dense_strides
 
 
 class StateMemory:
@@ -29,10 +30,12 @@ class StateMemory:
         return torch.zeros(shape, dtype=dtype, device=device)
 
     def zeros_like(self, parameter: Tensor, dtype: torch.dtype, is_paged: bool) -> Tensor:
-        """Returns zeros on the parameter's device, in its shape and memory order."""
+        """Returns zeros on the parameter's device, in its shape and memory order (``dense_strides``)."""
         if is_paged:
             return self._arena_on(parameter.device).zeros_like(parameter, dtype)
-        return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
+        is_dense = parameter.is_contiguous() or dense_strides(parameter) == parameter.stride()
+        order = torch.preserve_format if is_dense else torch.contiguous_format
+        return torch.zeros_like(parameter, dtype=dtype, memory_format=order)
 
     def require_own_process(self) -> None:
         """Raises RuntimeError in a forked process where states are in files, because it shares these files with its

@@ -466,6 +466,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         self._noted_step = self._handle.step
         self._take_rates()
         self._register()
+        self._hand_over_round()
         self._must_restore = True  # once model, optimizer and handle are loaded, in any order
         self._begin_step()
 
@@ -484,6 +485,17 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         if known or self._is_registered:
             self._handle.keep_own_updates(known, self._beta)
         self._is_registered = bool(known)
+
+    @torch.no_grad()
+    def _hand_over_round(self) -> None:
+        """Gives the handle the momenta and updates of a single process, which keeps them in its state. The states of
+        ranks have none."""
+        own = self._own()
+        for parameter, state, *_ in self._known():
+            if "update" in state:
+                momentum, update = own[parameter]
+                momentum.copy_(state.pop("exp_avg"))
+                update.copy_(state.pop("update"))
 
     @torch.no_grad()
     def _restore_parameters(self) -> None:

@@ -27,7 +27,7 @@ from octavo.outer.checks import (
 )
 from octavo.outer.rates import outer_rates, warning_of_few_rounds
 from octavo.outer.state import SCHEMA, is_finite, require_of_rank, states_by_rank, states_of
-from octavo.parameters import Exempt, exempt_by_name, plain_name, saved_buffers
+from octavo.parameters import Exempt, exempt_by_name, memory_orders, plain_name, saved_buffers
 from octavo.plain_model import require_plain_model
 from octavo.rendezvous import (
     Rendezvous,
@@ -70,7 +70,7 @@ class Outer(Optimizer):
     - ``spread``: whether ranks move along the momentum in equal parts, after each of their steps, in place of the
       anchor at the end of a round by Nesterov's method. Their gradients then correct where it overshoots. It suits
       plans of several bits; docs/quality.md has what was measured. Parameters of 16 bits lose parts that are less than
-      half of a unit in the last place.
+      half of a unit in the last place. Parts that come after a round was sent, within ``delay``, do not count.
     - ``delay``: the number of steps for which a round is under way while the rank goes on (Streaming DiLoCo, 2025).
     - ``mix``: the share of its own values that a rank keeps when a round arrives. The only error feedback that can be
       used with it is ``+ef``, which knows that what is kept need not be sent. ``synchronize`` gives up what was kept.
@@ -415,6 +415,7 @@ class Outer(Optimizer):
             "rank": self._rank,
             "world_size": self._size,
             "options": self._saved_options(),
+            "memory_orders": memory_orders(self._parameters),
             "step": self._outer.steps,
             "positions": [list(position) for position in self._outer.positions()],
             "own": own,

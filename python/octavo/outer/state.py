@@ -10,6 +10,7 @@ from torch import Tensor
 from octavo.arguments import is_whole_number
 from octavo.finite import all_finite
 from octavo.optim.checks import require_same_kind
+from octavo.parameters import require_memory_orders
 
 SCHEMA = 5
 _WHERE = "[outer.load_state_dict]"
@@ -87,6 +88,8 @@ def states_by_rank(
         raise ValueError(f"{_WHERE} the state is of another model: it has no {missing[0]}")
     for one in states:
         _require_values(one, parameters)
+        if "memory_orders" in one:  # states of older versions have none
+            require_memory_orders(parameters, one["memory_orders"], "outer.load_state_dict")
     for name, buffer in buffers.items():
         shapes = [one["buffers"][name].shape if name in one["buffers"] else None for one in states]
         if other := [shape for shape in shapes if shape != buffer.shape]:

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -267,7 +268,7 @@ TEST_F(DefaultEngineTest, ValuesGoToPageLockedMemoryOnlyWhereTheFlagSaysSo) {
     const long id = is_pinned ? 1 : 2;
     const at::Tensor on_host = dc::offload_tensor(value, 1, id);
     EXPECT_EQ(octavo::is_pinned(on_host), is_pinned);
-    EXPECT_TRUE(dc::wait_offload(value, 1, id).is_same(on_host));
+    EXPECT_TRUE(dc::wait_offload(value, 1, id).is_alias_of(on_host));
     const at::Tensor back = dc::reload_tensor(value, 1, id);
     EXPECT_TRUE(dc::wait_reload(value, 1, id).is_same(back));
     EXPECT_TRUE(at::equal(back, value));
@@ -294,6 +295,24 @@ TEST_F(DefaultEngineTest, AValueComesBackInTheOrderInWhichItWasSent) {
       EXPECT_EQ(back.strides(), order);
       EXPECT_TRUE(at::equal(back, value));
     }
+  }
+}
+
+TEST_F(DefaultEngineTest, AGraphMayRunTwiceBeforeItsBackwardPasses) {
+  register_z3_graph(1);
+  for (const bool is_pinned : {true, false}) {
+    dc::offload_activation_pin_memory = is_pinned;
+    const long id = is_pinned ? 1 : 2;
+    std::vector<const void*> places;
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor first = at::rand({33}), second = at::rand({33});
+      const at::Tensor first_on_host = dc::offload_tensor(first, 1, id);
+      const at::Tensor second_on_host = dc::offload_tensor(second, 1, id);
+      EXPECT_TRUE(at::equal(dc::reload_tensor(second_on_host, 1, id), second));
+      EXPECT_TRUE(at::equal(dc::reload_tensor(first_on_host, 1, id), first));
+      places.insert(places.end(), {first_on_host.data_ptr(), second_on_host.data_ptr()});
+    }
+    EXPECT_EQ(std::set(places.begin(), places.end()).size(), 2U);  // each step uses the memory of the step before
   }
 }
 

@@ -128,6 +128,24 @@ TEST_F(ArenaDeviceTest, ThePagerBringsPagesBeforeTheirUpdateAndSendsThemHomeBehi
   }
 }
 
+TEST_F(ArenaDeviceTest, ThePagerKeepsTheStatesOfAParameterTogether) {
+  const auto arena = Arena::make({.device = device_});
+  std::vector<std::vector<at::Tensor>> states;
+  for (int i = 0; i < 5; ++i) states.push_back({state(arena), state(arena)});
+  guard_.synchronizeDevice(0);
+  reset();
+
+  Pager pager(device_, states, kAsked);  // one state fills a window
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    pager.before(i);
+    for (const at::Tensor& one : states[i]) update(one);
+  }
+  pager.finish();
+  EXPECT_EQ(figures().faults, 0U);
+  EXPECT_EQ(figures().resident_bytes, 0U);
+  EXPECT_LE(figures().peak_resident_bytes, 3 * 2 * held());
+}
+
 TEST_F(ArenaDeviceTest, ThePagerLeavesOtherMemoryAlone) {
   const auto arena = Arena::make({.device = device_});
   const at::Tensor managed = state(arena);

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
+#include <thread>
 
 namespace octavo {
 
@@ -33,6 +35,21 @@ TEST(ManagedC, MemoryIsFilledMovedAndGivenBack) {
   EXPECT_TRUE(managed_error_says("bytes from there on")) << octavo_last_error();
   cfree_managed_ptr(values);
   EXPECT_STREQ(octavo_last_error(), "");
+}
+
+/// One thread is given the memory that another one has just given back.
+TEST(ManagedC, ThreadsMayAskAndGiveBackAtOnce) {
+  std::atomic<int> failed = 0;
+  const auto ask_and_give_back = [&] {
+    for (int i = 0; i < 5000; ++i) {
+      cfree_managed_ptr(cget_managed_ptr(4096));
+      if (*octavo_last_error() != '\0') ++failed;
+    }
+  };
+  {
+    const std::jthread first(ask_and_give_back), second(ask_and_give_back);
+  }
+  EXPECT_EQ(failed, 0);
 }
 
 TEST(ManagedC, WhatFailsSaysWhyAndThrowsNothing) {

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
+from octavo.optim import OneBitAdamW
 
 PLANS = ["dense", "bf16", "fp8", "int8:stochastic", "int4", "int4+ef", "ternary+ef", "sign", "sign+ef", "sign-vote"]
 PLANS += ["powersgd:4+ef", "powersgd:2:alternating+ef"]
@@ -44,6 +45,30 @@ def test_replicas_are_bit_identical_after_every_step(two_ranks, plan, options):
 def test_three_ranks_too(three_ranks):
     results = three_ranks.run(train, "sign+ef", {})
     assert results[0] == results[1] == results[2]
+
+
+def train_beside_an_expert(rank: int) -> list[float]:
+    """Trains a model with a layer of the rank's own, which DDP leaves out, and which is larger on rank 1."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64 + 64 * rank))
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["1.weight", "1.bias"])
+    ddp = DistributedDataParallel(model)
+    handle = octavo.compress(ddp, "int4+ef")
+    with pytest.raises(ValueError, match=r"parameter"):
+        joined = OneBitAdamW(model.parameters(), warmup_steps=2)
+        octavo.compress(DistributedDataParallel(model), "sign+ef", optimizer=joined)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step in range(3):
+        ddp(torch.randn(16, 64, generator=torch.Generator().manual_seed(2 * step + rank))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(handle.gradient_powers()) == 2
+    return [model[0].weight.double().sum().item(), *model[0].bias.tolist()]
+
+
+def test_what_ddp_leaves_out_belongs_to_the_rank(two_ranks):
+    first, second = two_ranks.run(train_beside_an_expert)
+    assert first == second
 
 
 def drawn(rank: int, plan: str) -> None:

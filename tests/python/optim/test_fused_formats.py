@@ -332,6 +332,23 @@ def test_what_came_from_bitsandbytes_goes_back_to_the_bit(make, states, _):
     assert exported["param_groups"] == [kept]
 
 
+def test_bitsandbytes_gets_rows_and_is_asked_for_rows():
+    """Its kernels for GPUs make parameters contiguous, and take states by address."""
+    layer = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+    optimizer = AdamW(layer.parameters(), lr=1e-2)
+    layer(torch.randn(1, 4, 5, 5)).sum().backward()
+    optimizer.step()
+    exported = octavo.optim.to_bitsandbytes(optimizer)
+    state, own = exported["state"][0], optimizer.state[layer.weight]
+    assert state["state1"].is_contiguous() and torch.equal(state["state1"], own["exp_avg"])
+    other = AdamW(layer.parameters())
+    other.load_state_dict(octavo.optim.from_bitsandbytes(exported))
+    assert torch.equal(other.state[layer.weight]["exp_avg_sq"], own["exp_avg_sq"])
+    state["state2"] = state["state2"].to(memory_format=torch.channels_last)
+    with pytest.raises(ValueError, match=r"^\[optim\.from_bitsandbytes\] the exp_avg_sq of .* has strides"):
+        octavo.optim.from_bitsandbytes(exported)
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_the_default_dtype_of_torch_changes_no_translation(bits, dtype):

@@ -161,6 +161,19 @@ def test_overrides_are_the_groups_that_one_would_write():
     assert "exp_avg" in optimizer.state[first] and "exp_avg_codes" in optimizer.state[second]
 
 
+def test_names_are_those_inside_of_a_compiled_model():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    compiled = torch.compile(model, backend="eager")
+    plain, wrapped = AdamW8bit(model.named_parameters()), AdamW8bit(compiled.named_parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    plain.step()
+    wrapped.load_state_dict(plain.state_dict())
+    plain.load_state_dict(wrapped.state_dict())
+    (_, first) = AdamW8bit(compiled.named_parameters(), overrides={"0.*": {"lr": 0.5}}).param_groups
+    assert {group["lr"] for group in (first, _)} == {0.5, 1e-3}
+
+
 def test_overrides_split_groups_and_leave_their_options():
     pairs = named()
     groups = [{"params": pairs[:2], "lr": 0.7}, {"params": pairs[2:]}]

@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import octavo
 from octavo import _C
 from octavo.optim import AdamW, AdamW8bit, PagedAdamW8bit
+from octavo.optim.shards import first_element
 
 
 class Small(nn.Module):
@@ -207,6 +208,24 @@ def test_random_rounding_does_not_depend_on_how_a_parameter_is_sharded(two_ranks
             assert torch.equal(got, of_rank)
     with pytest.raises(AssertionError, match=r"sharded as.*Shard.dim=1.*along dimension 0"):
         two_ranks.run(rounded_at_random, Shard(1))
+
+
+def places_of_shards(rank: int) -> tuple[int, int]:
+    """Returns the first elements of a transposed parameter's shard, and of one for which rank 1 has no row."""
+    mesh = init_device_mesh("cpu", (2,))
+    transposed = distribute_tensor(torch.ones(64, 128).bfloat16().t(), mesh, [Shard(0)])
+    column = nn.Parameter(distribute_tensor(torch.ones(8, 1), mesh, [Shard(1)]))
+    optimizer = AdamW([column], lr=0.5, bf16_rounding="stochastic")  # which is for bfloat16: it does not matter here
+    column.grad = torch.ones_like(column)
+    optimizer.step()
+    with pytest.raises(ValueError, match="shard along dimension 0 only"):
+        first_element(distribute_tensor(torch.ones(8, 1).bfloat16(), mesh, [Shard(1)]))
+    one_row = distribute_tensor(torch.ones(1, 4), mesh, [Shard(0)])
+    return first_element(transposed), first_element(one_row)
+
+
+def test_an_elements_place_is_that_in_the_rows_of_the_whole(two_ranks):
+    assert two_ranks.run(places_of_shards) == [(0, 0), (64 * 64, 0)]
 
 
 def step_a_row_and_a_column(rank: int) -> None:

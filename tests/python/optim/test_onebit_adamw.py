@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
-from octavo.optim import OneBitAdamW, OneBitLamb
+from octavo.optim import OneBitAdamW, OneBitLamb, ZeroOneAdam
 
 
 def quadratic(seed: int = 0):
@@ -129,6 +129,42 @@ def test_memory_formats_and_strides_do_not_matter():
             optimizer.step()
         results.append(parameter.detach().contiguous())
     assert torch.equal(*results)
+
+
+class Part(nn.Module):
+    """A layer whose weight is a transposed part of a larger matrix, or a dense copy of it."""
+
+    def __init__(self, is_dense: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        part = torch.randn(40, 120)[:, :40].t()
+        self.weight = nn.Parameter(part.contiguous() if is_dense else part)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.t()
+
+
+def train_part(rank: int, is_dense: bool, kind: type) -> list[float]:
+    model = DistributedDataParallel(Part(is_dense))
+    assert model.module.weight.is_contiguous() == is_dense
+    timing = dict(warmup_steps=2) if kind is OneBitAdamW else dict(var_freeze_step=2, local_step_scaler=2)
+    optimizer = kind(model.parameters(), lr=1e-2, **timing)
+    octavo.compress(model, "int8+ef", optimizer=optimizer)
+    losses = []
+    for step in range(8):
+        x = torch.randn(16, 40, generator=torch.Generator().manual_seed(10 * step + rank))
+        loss = (model(x) - x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("kind", [OneBitAdamW, ZeroOneAdam])
+def test_a_parameter_that_is_transposed_and_not_dense_is_trained_as_a_dense_one(two_ranks, kind):
+    expected = two_ranks.run(train_part, True, kind)
+    assert two_ranks.run(train_part, False, kind) == [pytest.approx(of_rank, rel=1e-4) for of_rank in expected]
 
 
 def train(rank: int, steps: int, resume_at: int | None, plan: str = "sign+ef") -> list[str]:

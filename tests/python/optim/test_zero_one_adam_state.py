@@ -153,6 +153,29 @@ def test_a_single_process_goes_on_from_the_last_sync_of_several_ranks(two_ranks)
     assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
 
 
+def go_on_from_one_process(rank: int, of_optimizer: dict, of_model: dict) -> list[torch.Tensor]:
+    model, _, optimizer = wrap("dense")
+    model.module.load_state_dict(of_model)
+    optimizer.load_state_dict(copy.deepcopy(of_optimizer))
+    for step in range(23, 32):
+        run_step(model, optimizer, gradients_of(0, step))
+    assert not any("update" in state for state in optimizer.state.values())
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def test_several_ranks_go_on_from_the_midst_of_a_single_processs_round(two_ranks):
+    """With the same gradients on all ranks they do what the single process does."""
+    module = Given()
+    optimizer = build(module.parameters())
+    for step in range(32):
+        if step == 23:
+            saved = copy.deepcopy((optimizer.state_dict(), module.state_dict()))
+            assert all(state["update"].any() for state in saved[0]["state"].values())
+        run_step(module, optimizer, gradients_of(0, step))
+    for of_rank in two_ranks.run(go_on_from_one_process, *saved):
+        torch.testing.assert_close(of_rank, list(module.parameters()))
+
+
 def test_another_number_of_ranks_goes_on_with_the_mean_of_the_updates(two_ranks, three_ranks):
     assert len(set(three_ranks.run(go_on_in_another_world, two_ranks.run(save, 23)))) == 1
     assert len(set(two_ranks.run(go_on_in_another_world, three_ranks.run(save, 23)))) == 1

@@ -393,6 +393,34 @@ def test_an_anchor_beyond_the_parameters_dtype_is_told():
                 outer.step()
 
 
+def in_halves_with_a_nan(rank: int) -> tuple[int, bool]:
+    """Rank 1 has a NaN while a round is under way, which was sent before."""
+    model = nn.Linear(64, 64).half()
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    outer = octavo.Outer(model, inner, "dense", every=4, delay=2, mix=0.5, timeout_s=30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(12):
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            if rank == 1 and step == 2:
+                model.weight.grad[0, 0] = float("nan")
+            outer.step()
+    return outer.stats()["skipped_rounds"], all(p.isfinite().all() for p in model.parameters())
+
+
+def test_a_nan_of_one_rank_is_not_taken_for_one_of_the_anchor(two_ranks):
+    assert two_ranks.run(in_halves_with_a_nan) == [(1, True)] * 2
+
+
+def test_parameters_that_share_memory_are_refused():
+    with solo_world():
+        model = nn.ParameterDict({"whole": torch.zeros(4, 4)})
+        model["part"] = nn.Parameter(model["whole"].data[1:])
+        with pytest.raises(ValueError, match=r"^\[outer\.Outer\] whole and part share memory.*one parameter"):
+            octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), "dense", every=4)
+
+
 def test_a_model_that_was_laid_out_anew_is_refused():
     """The anchor has the order of the memory, so its elements would change places."""
     with solo_world():

@@ -153,6 +153,21 @@ def test_a_rank_that_goes_back_after_a_nan_keeps_what_the_momentum_has_moved(two
     assert first == second
 
 
+def test_a_skipped_round_does_not_lengthen_the_moves_along_the_momentum():
+    """The momentum of a gradient of 1 with learning rates of 1 is 4 / (1 - 0.5) after many rounds of 4 steps."""
+    with solo_world(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.nn.ParameterDict({"a": torch.zeros(1, 1)})
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        outer = octavo.Outer(model, inner, "dense", every=4, spread=True, lr=1.0, momentum=0.5)
+        for step in range(80):
+            is_bad = step >= 64 and step % 4 == 3 and step < 76  # the ends of three rounds in a row
+            model["a"].grad = torch.full((1, 1), float("nan") if is_bad else 1.0)
+            outer.step()
+        assert outer.stats()["skipped_rounds"] == 3
+        assert outer.state_dict()["shared"]["momentum/a"].item() == pytest.approx(8, rel=1e-3)
+
+
 def test_a_synchronized_model_begins_a_round_without_a_move(two_ranks):
     assert two_ranks.run(synchronized_within_a_round) == [True, True]
 

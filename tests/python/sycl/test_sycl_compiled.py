@@ -48,6 +48,57 @@ def test_values_for_the_backward_pass_wait_on_the_host(two_ranks) -> None:
         assert less == held - 3 * of_one_value
 
 
+class KnownGradient(torch.autograd.Function):
+    """A loss that computes its gradient in the forward pass, and returns what it has saved."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(2 * x / x.numel())
+        return x.square().mean()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.saved_tensors[0]
+
+
+class Broken(nn.Module):
+    """A model of two graphs, the second of which returns a value that it has saved as a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(256, 256), nn.Linear(256, 256)
+
+    def forward(self, x):
+        x = torch.tanh(self.second(torch.tanh(self.first(x))))
+        torch._dynamo.graph_break()
+        return KnownGradient.apply(x)
+
+
+def trained_by_known_gradient(rank: int, passes: list[str] | None) -> list[float]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Broken().to("sycl")
+    config = {"zero_stage": 2, "compile": "aot_eager" if passes else False}
+    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), config, group=group_of("sycl"))
+    if passes:
+        engine.set_compile_schedule([(0, passes)])
+    losses, generator = [], torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        loss = sum(engine(torch.randn(2048, 256, generator=generator).to("sycl")) for _ in range(2))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    torch._dynamo.reset()
+    return losses
+
+
+def test_a_saved_value_may_be_a_gradient(two_ranks) -> None:
+    eager = two_ranks.run(trained_by_known_gradient, None)
+    offloaded = two_ranks.run(trained_by_known_gradient, ["reduce", "offload_activations"])
+    for got, expected in zip(offloaded, eager, strict=True):
+        assert got == pytest.approx(expected, rel=1e-5)
+
+
 def refused(rank: int) -> str:
     model = nn.Linear(4, 4).to("sycl")
     optimizer, config = torch.optim.SGD(model.parameters()), {"zero_stage": 3, "compile": True}

@@ -227,6 +227,7 @@ class ZeroCompiler:
             fw_compiler=compiler(False),
             bw_compiler=compiler(True),
             partition_fn=part,
+            keep_inference_input_mutations=True,
         )(module, inputs)
 
     def _build_by_inductor(

@@ -65,7 +65,10 @@ class Measuring(Interpreter):
         seed = next(value for value in args if isinstance(value, Tensor))
         devices = [] if seed.device.type == "cpu" else [seed.device]
         with torch.random.fork_rng(devices, device_type=seed.device.type if devices else "cuda"):
-            torch.manual_seed(int(seed))
+            if devices:
+                torch.manual_seed(int(seed))
+            else:  # which would set the seeds of devices, too
+                torch.default_generator.manual_seed(int(seed))
             return super().call_function(target, args, kwargs)
 
     def _count(self, value: Any, holders: int) -> None:

@@ -4,6 +4,7 @@ returned."""
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
@@ -75,11 +76,18 @@ def _recompute_views(joint: GraphModule) -> None:
 
 def _keep_what_is_overwritten(joint: GraphModule) -> None:
     """Marks what is computed of an input that the forward pass writes to, such as a counter in a buffer, to be saved.
-    torch's partitioner would let the backward pass compute it again, of what was written."""
+    torch's partitioner would let the backward pass compute it again, of what was written. A view of the input is no
+    better than the input itself, so that what is computed of the view is marked."""
     for copy in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
-        for user in copy.args[0].users:
-            if user is not copy:
-                user.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+        views = [copy.args[0]]
+        while views:
+            for user in views.pop().users:
+                if user is copy:
+                    continue
+                if _is_view(user.target) or user.target is operator.getitem:  # which takes one of several views
+                    views.append(user)
+                else:
+                    user.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
 
 
 def _is_view(target: Callable[..., Any] | str) -> bool:
@@ -123,15 +131,17 @@ def _token(gradient: Node) -> Node:
 
 
 def _number_saved(forward: GraphModule, backward: GraphModule, outputs: int) -> None:
-    """Numbers the saved values that the forward pass has computed and does not also return as outputs."""
+    """Numbers the saved values that the forward pass has computed, and that are no outputs of either pass besides."""
     returned = forward.graph.output_node().args[0]
     held = [*returned, *forward.graph.find_nodes(op="placeholder")]
     holders = Counter(_storage(node) for node in held if isinstance(node, Node))
     placeholders = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+    gradients = set(backward.graph.output_node().all_input_nodes)
     for number, node in enumerate(returned[outputs:]):
         if not isinstance(node, Node) or node.name not in placeholders:  # random states have other names there
             continue
-        if node.op != "placeholder" and holders[_storage(node)] == 1:
+        is_gradient = placeholders[node.name] in gradients
+        if node.op != "placeholder" and holders[_storage(node)] == 1 and not is_gradient:
             node.meta[SAVED] = placeholders[node.name].meta[SAVED] = number
 
 

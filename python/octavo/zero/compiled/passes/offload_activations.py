@@ -61,7 +61,7 @@ def _finish_one_behind(graph: ZeroGraph) -> None:
     reader, while the copy still goes on beside the graph. Nothing changes values there, so it does not matter when
     others read them."""
     sent = graph.calls(_OFFLOAD)
-    for node, following in zip(sent, [*sent[1:], graph.module.graph.output_node()], strict=True):
+    for node, following in pairwise([*sent, graph.module.graph.output_node()]):
         graph.insert(following, torch.ops.dc.finish_offload.default, node.args)
 
 
