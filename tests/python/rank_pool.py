@@ -2,6 +2,7 @@
 """Processes as ranks, kept between tests, because starting Python and torch takes longer than most tests."""
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -49,6 +50,22 @@ def _serve(rank: int, world_size: int, pipe: Any, stderr: Path) -> None:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+            if len(os.listdir("/proc/self/task")) > _MANY_THREADS:
+                _forget_groups()
+
+
+_MANY_THREADS = 24
+
+
+def _forget_groups() -> None:
+    """Lets go of groups that were destroyed, because the threads of each wake hundreds of times a second, and slow down
+    all other tests. torch keeps meshes in the caches of DTensors, and meshes keep groups."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    for one in gc.get_objects():
+        if type(one) is DeviceMesh:
+            one._pg_registry.clear()
+    gc.collect()
 
 
 class RankPool:
