@@ -61,12 +61,16 @@ void Compressor::expect_any_plan(const std::vector<Slot>& slots) {
 }
 
 std::vector<Contribution> Compressor::contributions(const Job& job) {
+  // A rank without peers forms no sum that would be divided.
+  const float undivided = wire_->world_size() == 1 ? static_cast<float>(job.divisor / all_ranks()) : 1.0F;
   std::vector<Contribution> tensors;
   for (const Slot& slot : job.slots) {
     std::byte* const in_bucket =
         static_cast<std::byte*>(job.values.mutable_data_ptr()) + slot.offset * job.values.itemsize();
     tensors.push_back(contribution(slot.parameter, slot.apart ? slot.apart : in_bucket, job.values.device()));
     tensors.back().dtype = job.values.scalar_type();
+    tensors.back().gradient_weight /= undivided;
+    tensors.back().momentum_weight /= undivided;
     if (collective_ == Collective::reduce_to_owners) tensors.back().up = without_loss(tensors.back());
     if (collective_ != Collective::reduce_scatter) continue;
     const std::uint64_t size = tensors.back().ownership.range_size(tensors.back().count, wire_->world_size());
@@ -118,7 +122,9 @@ Mapping Compressor::mapping(std::size_t index) {
   const Parameter& parameter = parameters_[index];
   const LinearMap* const map = map_of(parameter);
   if (!map) return {};
-  if (Versioned& of_warm_up = state_.at(index, kVelocity); of_warm_up.tensor().defined()) of_warm_up.clear();
+  Versioned& of_warm_up = state_.at(index, kVelocity);
+  // A world of one rank makes no maps, and goes on with it.
+  if (wire_->world_size() > 1 && of_warm_up.tensor().defined()) of_warm_up.clear();
   const bool error_feedback = parameter.plan->feedback != nullptr;
   Versioned* const residual = error_feedback && map->needs_residual() ? &state_.at(index, kResidual) : nullptr;
   const auto momentum = static_cast<float>(parameter.plan->momentum().value_or(0));

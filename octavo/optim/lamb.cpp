@@ -128,7 +128,6 @@ void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList m
   if (parameters.empty()) return;
 
   const c10::Device device = parameters[0].device();
-  const WaitAtEnd buffers_are_free(device);
   std::uint64_t chunks = 0, largest = 0;
   for (const at::Tensor& parameter : parameters) {
     const auto count = static_cast<std::uint64_t>(parameter.numel());
@@ -140,6 +139,7 @@ void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList m
   at::Tensor direction_buffer, sums_buffer;
   auto* direction = reinterpret_cast<float*>(reserve_on_device(direction_buffer, largest * sizeof(float), device));
   auto* sums = reinterpret_cast<float*>(reserve_on_host(sums_buffer, 2 * chunks * sizeof(float), device));
+  const WaitAtEnd buffers_are_free(device);
   const auto lamb_of = [&](std::size_t i) {
     room.clear();
     return Lamb(parameters[i], means[i], squares[i], rule_of(options, steps[i]), room);

@@ -61,6 +61,11 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
+def printable(name: str) -> str:
+    """Returns the name of a file as text that can be written. A name that is not UTF-8 has bytes that cannot."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` as indented JSON, as a whole or not at all."""
     write_text(path, json_text(value))

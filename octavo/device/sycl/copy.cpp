@@ -109,7 +109,11 @@ void copy_by_staging(const at::Tensor& to, const at::Tensor& from) {
 // ---- the operator
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
-  if (self.is_same(source) || self.numel() == 0) return self;
+  if (self.is_same(source)) return self;
+  if (self.numel() == 0) {
+    static_cast<void>(source.expand(self.sizes()));  // throws for a size that does not fit
+    return self;
+  }
   const bool by_host = !is_private(self) && !is_private(source);
   if ((non_blocking || !by_host) && can_enqueue(self, source)) {
     switch (at::get_overlap_status(self, source)) {

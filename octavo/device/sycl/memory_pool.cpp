@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "octavo/device/sycl/streams.h"
@@ -141,8 +143,11 @@ void MemoryPool::empty_cache(c10::DeviceIndex device, bool host) {
 
 std::optional<MemoryKind> MemoryPool::kind_of(const void* memory) {
   const std::lock_guard lock(mutex_);
-  const auto found = used_.find(memory);
-  return found == used_.end() ? std::nullopt : std::optional(found->second.kind);
+  const auto after = used_.upper_bound(memory);
+  if (after == used_.begin()) return std::nullopt;
+  const auto& [begin, block] = *std::prev(after);
+  const bool is_within = static_cast<const std::byte*>(memory) < static_cast<const std::byte*>(begin) + block.size;
+  return is_within ? std::optional(block.kind) : std::nullopt;
 }
 
 std::optional<c10::DeviceIndex> MemoryPool::device_of(const void* memory) {

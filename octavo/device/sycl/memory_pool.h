@@ -5,7 +5,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <unordered_map>
 
 #include "octavo/device/sycl/memory_blocks.h"
 #include "octavo/device/sycl/memory_figures.h"
@@ -32,6 +31,7 @@ class MemoryPool {
   /// Frees memory of this pool and returns true; for other memory does nothing and returns false. Where the driver
   /// fails to say when the other streams are done, the block stays active for good.
   bool free(void* memory) noexcept;
+  /// Returns the kind of the block in which the address lies.
   std::optional<MemoryKind> kind_of(const void* memory);
   std::optional<c10::DeviceIndex> device_of(const void* memory);
   void use_on(void* memory, c10::Stream);
@@ -71,7 +71,7 @@ class MemoryPool {
   [[noreturn]] void refuse(const Block&);
 
   std::mutex mutex_;
-  std::unordered_map<const void*, Block> used_;
+  std::map<const void*, Block> used_;
   BlockCache cached_;
   PendingBlocks pending_;
   std::map<Place, MemoryFigures> figures_;

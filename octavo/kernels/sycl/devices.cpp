@@ -97,6 +97,11 @@ sycl::queue& host_queue() {
     fail(ErrorCode::unsupported, "kernels.sycl", "none of the ", candidates.size(),
          " SYCL devices reads ordinary memory of the host: install intel-opencl-rt, which provides the CPU");
   });
+  static const pid_t owner = getpid();
+  if (getpid() != owner) {  // which lacks the threads that would run the kernels
+    fail(ErrorCode::unsupported, "kernels.sycl", "SYCL was used before this process was forked, and cannot be used in ",
+         "both: start the process by spawn or forkserver");
+  }
   return *queue;
 }
 

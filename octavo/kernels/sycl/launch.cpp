@@ -27,8 +27,9 @@ void set_argument(sycl::handler& handler, int index, const KernelArgument& argum
 
 /// Enqueues a kernel; on the calling thread it returns when the kernel has run.
 void submit(Queue queue, const sycl::kernel& code, lanes::Grid grid, std::span<const KernelArgument> arguments) {
+  sycl::queue& target = sycl_queue_of(queue);  // it may refuse a forked process, where the mutex may be locked for good
   const auto enqueued = [&] {
-    return sycl_queue_of(queue).submit([&](sycl::handler& handler) {
+    return target.submit([&](sycl::handler& handler) {
       int index = 0;
       for (const KernelArgument& argument : arguments) set_argument(handler, index++, argument);
       handler.parallel_for(sycl::nd_range<1>(grid.groups * grid.group_size, grid.group_size), code);

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import time
 from collections import Counter
@@ -146,11 +147,17 @@ def try_hook(name: str, rounds: int, size: Size, report: Callable[[Row], object]
     """
 
     def end(row: Row) -> None:
-        if is_main():
-            report(row)
-        else:
-            time.sleep(2.0)  # rank 0 reports first: otherwise it would name a peer that has left as the cause
-        os._exit(0)  # the hook may have left threads behind that never end
+        status = 1
+        try:
+            if is_main():
+                report(row)
+            else:
+                time.sleep(2.0)  # rank 0 reports first: otherwise it would name a peer that has left as the cause
+            status = 0
+        except OSError as error:
+            print(f"[bench.ddp] the row cannot be written: {error}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(status)  # the hook may have left threads behind that never end
 
     without_answer = Row(size.rows, name, remark=f"no answer in {NO_ANSWER_S:.0f} s")
     join()

@@ -40,7 +40,7 @@ def measure_as_rank(
     contenders: Sequence[str], *, rounds: int, sizes: Sequence[Size], report: Path | None
 ) -> list[Row] | None:
     """Measures as one rank: either plans, whose rows it returns on rank 0, or one hook, whose row it writes to
-    `report`."""
+    `report`, or prints where there is none."""
     plans, hooks = _split(contenders)
     if not hooks:
         return ddp.bench(plans, rounds, sizes)
@@ -51,8 +51,11 @@ def measure_as_rank(
 
 
 def _write(rows: Sequence[Row], path: Path | None) -> None:
-    if path is not None:
-        path.write_text(json.dumps([asdict(row) for row in rows]))
+    text = json.dumps([asdict(row) for row in rows])
+    if path is None:
+        print(text, flush=True)  # the process may end without a flush
+    else:
+        path.write_text(text)
 
 
 def _split(contenders: Sequence[str]) -> tuple[list[str], list[str]]:

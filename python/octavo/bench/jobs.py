@@ -8,10 +8,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from octavo.bench.hosts import RATES, Hosts, why_no_hosts
 from octavo.bench.ranks import is_rank
+from octavo.cores import usable_cores
 
 DEADLINE_S = 3600.0
 PORT = 29511
@@ -51,7 +53,8 @@ def run_job(command: Sequence[str], nproc: int, link: str | None) -> str:
 def _run_here(command: list[str], nproc: int, folder: str) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
     torchrun.append(f"--log-dir={folder}")  # its own would be left in the folder of temporary files
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    threads = str(max(1, usable_cores() // nproc))  # as octavo train has it
+    environment = {"OMP_NUM_THREADS": threads, **os.environ}
     process = subprocess.Popen(
         [*torchrun, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -76,18 +79,25 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _run_on_hosts(command: list[str], nproc: int, link: str) -> None:
-    with Hosts(nproc, link) as hosts:
+    with ThreadPoolExecutor(nproc) as pool, Hosts(nproc, link) as hosts:
         ranks = [
             hosts.start(rank, [sys.executable, *command], _environment(rank, nproc, hosts.address(0)))
             for rank in range(nproc)
         ]
-        for rank in ranks:
-            try:
-                said, _ = rank.communicate(timeout=DEADLINE_S)
-            except subprocess.TimeoutExpired:
-                raise RuntimeError(f"[bench.jobs] the ranks did not end in {DEADLINE_S:.0f} s") from None
-            if rank.returncode:
-                raise RuntimeError(_failure(rank.returncode, said))
+        # until the first rank fails, which says why: the others then fail because they have lost it
+        ended = [pool.submit(_wait_for, rank) for rank in ranks]
+        done, running = wait(ended, timeout=DEADLINE_S, return_when=FIRST_EXCEPTION)
+        for rank in done:
+            rank.result()
+        if running:
+            raise RuntimeError(f"[bench.jobs] the ranks did not end in {DEADLINE_S:.0f} s")
+
+
+def _wait_for(rank: subprocess.Popen[str]) -> None:
+    """Raises RuntimeError where a rank ends with an error."""
+    said, _ = rank.communicate()
+    if rank.returncode:
+        raise RuntimeError(_failure(rank.returncode, said))
 
 
 def _environment(rank: int, nproc: int, main: str) -> dict[str, str]:

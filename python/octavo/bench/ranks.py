@@ -32,6 +32,7 @@ def joined() -> Iterator[None]:
 
 
 def join() -> None:
-    """Joins the process group of the job that the environment describes."""
+    """Joins the process group of the job that the environment describes, with the threads that it says."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if "OMP_NUM_THREADS" in os.environ:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

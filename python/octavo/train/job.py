@@ -25,6 +25,7 @@ from octavo.train.checkpoint.writer import CheckpointWriter, step_folder
 from octavo.train.config import TrainConfig
 from octavo.train.data.training_data import Data, load_data
 from octavo.train.launch.world import World, ranks
+from octavo.train.model import seed_rank
 from octavo.train.report import memory, plots, tables
 from octavo.train.report.metrics import MetricsLog, Totals, read_metrics
 from octavo.train.report.progress import make_display
@@ -161,7 +162,7 @@ def _finished_summary(run: _Run) -> dict[str, Any] | None:
 
 def _read_summary(path: Path) -> dict[str, Any] | None:
     try:
-        summary = json.loads(path.read_text())
+        summary = json.loads(path.read_text(encoding="utf-8"))
         if summary["steps"]:
             return summary
     except (ValueError, KeyError, TypeError):
@@ -175,6 +176,7 @@ def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
     world = run.world
     totals, optimizer_state = world.agree(lambda: _load_main_part(run, model))
     strategy = build_strategy(run.config, world, run.data, model, run.precision, resumed=run.found is not None)
+    seed_rank(run.config.seed, world.rank)
     if run.found:
         lost = training_state.restore(strategy, world, optimizer_state, run.checkpoints, run.found)
         if lost and world.is_main:
@@ -280,7 +282,7 @@ def _opening(run: _Run, trainer: Trainer) -> str:
     if run.found and run.found.world_size != run.world.size:
         begin += f", saved by {ranks(run.found.world_size)}"
     return (
-        f"{begin}: {config.model} with {parameters:,} parameters on {run.data.corpus.name}, "
+        f"{begin}: {durable_files.printable(config.model)} with {parameters:,} parameters on {run.data.corpus.name}, "
         f"{ranks(run.world.size)} on {where}, {trainer.strategy.precision}, plan {config.resolved_plan}{rounds}, "
         f"{config.optimizer_name}{shares}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,6 +58,13 @@ def build_model(config: LlamaConfig, seed: int) -> LlamaForCausalLM:
     return model
 
 
+def seed_rank(seed: int, rank: int) -> None:
+    """Gives each rank random numbers of its own for the steps. With the same ones all ranks would drop the same
+    activations. Rank 0 keeps those that follow the initialisation."""
+    if rank:
+        torch.manual_seed(random.Random(f"{seed}/{rank}").getrandbits(63))
+
+
 def _from_file(path: Path, vocab_size: int, seq_len: int, token_ids: dict[str, int]) -> LlamaConfig:
     options = _read(path)
     for name in COUNTS:
@@ -81,7 +89,7 @@ def _from_file(path: Path, vocab_size: int, seq_len: int, token_ids: dict[str, i
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        options = json.loads(path.read_text())
+        options = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         _fail(f"{path} cannot be read: {error.strerror}", error)
     except ValueError as error:

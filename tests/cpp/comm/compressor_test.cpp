@@ -51,6 +51,32 @@ TEST(Compressor, ANaNStepLeavesNoTraceOnAnyRank) {
   });
 }
 
+TEST(Compressor, OneRankAloneDividesAsSeveralDo) {
+  run_ranks(1, [](const BackendPtr& backend, int) {
+    for (const char* plan : {"dense", "bf16", "int8+ef", "sign+ef", "dgc:0.5", "topk:0.5+ef", "sketch:0.5+ef"}) {
+      Compressor compressor = make(backend, plan);
+      at::Tensor bucket = at::full({kCount + 64}, 8.0F);
+      compressor.begin_step();
+      compressor.reduce(bucket, kSlots, /*divisor=*/4);
+      EXPECT_EQ(bucket.max().item<float>(), 2) << plan;
+    }
+  });
+}
+
+TEST(Compressor, OneRankAloneKeepsTheMomentumOfASketch) {
+  run_ranks(1, [](const BackendPtr& backend, int) {
+    constexpr std::int64_t kLarge = 1 << 16;
+    Compressor compressor(std::make_unique<Wire>(backend, std::chrono::seconds(30)),
+                          Plan::parse("sketch:0.1+fetchsgd:0.5"), {{"weight", kLarge, false}});
+    for (const float expected : {1.0F, 1.5F, 1.75F}) {
+      at::Tensor gradient = at::ones({kLarge});
+      compressor.begin_step();
+      compressor.reduce(gradient, {{0, 0}});
+      EXPECT_TRUE(at::equal(gradient, at::full({kLarge}, expected)));
+    }
+  });
+}
+
 TEST(Compressor, OneRankAloneSendsItselfNoCodes) {
   run_ranks(1, [&](const BackendPtr& backend, int rank) {
     Compressor compressor = make(backend, "topk:0.1+ef:0.9+hits");

@@ -18,7 +18,7 @@ from patience import PATIENCE
 from train_runs import clean_environment, run_octavo
 from typer.testing import CliRunner
 
-from octavo.bench import cli
+from octavo.bench import cli, ddp, ddp_jobs, jobs
 from octavo.bench.ddp import Row, _one_line
 from octavo.bench.hosts import Hosts, why_no_hosts
 
@@ -199,3 +199,39 @@ def test_under_torchrun_a_hook_is_measured_alone(monkeypatch):
     result = CliRunner().invoke(cli.app, ["ddp", "dense", "torch-int8"])
     assert result.exit_code == 2
     assert "torch-int8 may hang: under torchrun measure it alone" in result.stderr
+
+
+def test_under_torchrun_the_row_of_a_hook_is_printed(monkeypatch, capsys):
+    monkeypatch.setattr(ddp, "try_hook", lambda name, rounds, size, report: report(Row(size.rows, name)))
+    ddp_jobs.measure_as_rank(["torch-int8"], rounds=1, sizes=[ddp.Size(2, 8, 4)], report=None)
+    assert json.loads(capsys.readouterr().out)[0]["plan"] == "torch-int8"
+
+
+class OneMachine:
+    """Stands for hosts: rank 1 fails, and rank 0 waits for it."""
+
+    def __init__(self, *_: object) -> None:
+        self.started: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> OneMachine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait()
+
+    def address(self, host: int) -> str:
+        return "127.0.0.1"
+
+    def start(self, host: int, *_: object) -> subprocess.Popen[str]:
+        code = "import time; time.sleep(100)" if host == 0 else "raise ValueError('no room on rank 1')"
+        command = [sys.executable, "-c", code]
+        self.started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        return self.started[-1]
+
+
+def test_the_rank_that_failed_first_says_why(monkeypatch):
+    monkeypatch.setattr(jobs, "Hosts", OneMachine)
+    with pytest.raises(RuntimeError, match="exit status 1 and said: ValueError: no room on rank 1"):
+        jobs.run_job(["bench", "ddp"], 2, "1gbit")

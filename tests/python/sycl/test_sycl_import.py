@@ -91,6 +91,27 @@ os.wait()
     assert "start processes that use it with 'spawn'True" in run(code)
 
 
+def test_a_forked_process_is_told_so_by_kernels_on_memory_of_the_host() -> None:
+    code = """
+import os, signal, time, torch, octavo
+octavo.packbits(torch.ones(1000))
+child = os.fork()
+if child == 0:
+    try:
+        octavo.packbits(torch.ones(1000))
+    except NotImplementedError as error:
+        os.write(1, str(error).encode())
+    os._exit(0)
+for _ in range(200):
+    if os.waitpid(child, os.WNOHANG)[0]:
+        break
+    time.sleep(0.1)
+else:
+    os.kill(child, signal.SIGKILL)
+"""
+    assert "SYCL was used before this process was forked" in run(code, OCTAVO_BACKEND="sycl")
+
+
 def test_a_program_that_stays_on_the_cpu_may_fork() -> None:
     code = """
 import os, torch, octavo.sycl

@@ -275,6 +275,14 @@ def test_two_results_in_one_empty_tensor() -> None:
     assert out.untyped_storage().nbytes() >= 4 and out.item() in (1, 5)
 
 
+@pytest.mark.parametrize("device", ["cpu", "sycl"])
+def test_a_copy_to_a_tensor_without_elements_has_to_fit(device: str) -> None:
+    for shape, source in (((0,), torch.ones(5)), ((0, 3), torch.ones(2, 3, device="sycl"))):
+        with pytest.raises(RuntimeError, match="must match"):
+            torch.empty(shape, device=device).copy_(source.to(device))
+    assert torch.empty(0, 3, device=device).copy_(torch.ones(3)).shape == (0, 3)
+
+
 def test_a_sparse_tensor_without_elements_gets_some() -> None:
     """This is done in place, as by an optimizer's zero_grad(set_to_none=False) and the next backward."""
     some = torch.sparse_coo_tensor([[1, 2]], [1.0, 2.0], (5,), device="sycl", check_invariants=True)

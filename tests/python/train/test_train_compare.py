@@ -51,6 +51,15 @@ def test_a_comparison_goes_on_in_any_order_and_by_one_of_its_plans_alone(world, 
         assert run_job(config.for_plan(plan), world, None) == summaries[plan]
 
 
+def test_runs_of_another_setting_are_not_compared(world, tmp_path):
+    config = nano_config(tmp_path, steps=2, optimizer="adamw", compare=("dense", "int4+ef"))
+    run_comparison(config, world, None)
+    with pytest.raises(
+        JobError, match=r"^\[train\.compare\] some of the plans were trained earlier with another --zero"
+    ):
+        run_comparison(dataclasses.replace(config, zero=2, compare=(*config.compare, "int8+ef")), world, None)
+
+
 def test_the_plans_of_a_comparison_have_the_precision_of_the_first(world, tmp_path, monkeypatch):
     chosen = iter(["fp32", "fp32", "bf16", "fp32"])  # two to try both plans, then two to train
     monkeypatch.setattr(build, "choose_precision", lambda *_: next(chosen))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -216,6 +217,17 @@ def test_other_data_under_the_same_name_are_another_configuration(world, golden,
         run_job(config, world, None)
 
 
+def test_names_need_not_be_utf_8(world, tmp_path):
+    config = nano_config(tmp_path, steps=1)
+    data, model = (
+        Path(name).rename(tmp_path / (os.fsdecode(b"caf\xe9") + Path(name).suffix))
+        for name in (config.data, config.model)
+    )
+    config = dataclasses.replace(config, data=str(data), model=str(model))
+    assert run_job(config, world, None)["data"] == "caf\ufffd.jsonl"
+    assert run_job(config, world, None)["steps"] == 1  # the record is read again
+
+
 def test_renamed_files_are_the_same_run(world, golden, tmp_path, monkeypatch):
     config = nano_config(tmp_path)
     with monkeypatch.context() as patch, pytest.raises(Stop):
@@ -292,6 +304,17 @@ def gradient_of_a_step(config: TrainConfig, world: World) -> tuple[float, list[t
     strategy = build_strategy(config, world, data, build_replica(config, data), None, resumed=False)
     loss = world.mean(Trainer(config, world, data, strategy, Totals())._backward(1))
     return loss, [parameter.grad for parameter in strategy.model.parameters()], data
+
+
+def random_numbers_of_a_rank(rank: int, config: TrainConfig) -> list[float]:
+    run_as_rank(rank, config)
+    return torch.rand(4).tolist()
+
+
+def test_ranks_draw_random_numbers_of_their_own(two_ranks, tmp_path):
+    """Otherwise all ranks would drop the same activations."""
+    first, second = two_ranks.run(random_numbers_of_a_rank, nano_config(tmp_path, nproc=2, steps=1))
+    assert first != second
 
 
 def largest_difference_from_one_big_batch(rank: int, config: TrainConfig) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from octavo import durable_files
+from octavo.durable_files import printable
 from octavo.outer import outer_rates
 from octavo.train import errors
 from octavo.train.config import TrainConfig
@@ -67,7 +68,7 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
             _, options["outer_momentum"] = outer_rates(config.outer, plan, 1, None, config.outer_momentum)
     options["data"] = {"name": corpus.name, "content": corpus.fingerprint[:12]}
     if config.model.endswith(".json"):
-        options["model"] = {"name": Path(config.model).name, "content": _fingerprint(model)[:12]}
+        options["model"] = {"name": printable(Path(config.model).name), "content": _fingerprint(model)[:12]}
     if not config.zero:
         del options[_ZERO_ONLY]
     for name in _LATER_OPTIONS:
@@ -151,7 +152,7 @@ def write_record(out: Path, identity: dict[str, Any], resolved: dict[str, Any]) 
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_text(encoding="utf-8"))
         return {"schema": record["schema"], "identity": dict(record["identity"]), "resolved": dict(record["resolved"])}
     except FileNotFoundError:
         return None

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.durable_files import printable
 from octavo.train.data import tasks
 from octavo.train.data.records import Example, failure, parse, read_file
 from octavo.train.data.rng import Rng
@@ -45,7 +46,7 @@ def load_corpus(path: Path | None, *, seed: int) -> Corpus:
         name, place, kind = tasks.NAME + str(path or "").removeprefix("tasks"), "the bundled tasks", "tasks"
     else:
         _refuse_half_a_draw(path)
-        content, name, place, kind = read_file(path), path.name, str(path), path.suffix.lower()
+        content, name, place, kind = read_file(path), printable(path.name), str(path), path.suffix.lower()
         examples = parse(content, path)
     train, held_out = _split(examples, seed, place)
     # The kind is in the hash, because the same bytes are other examples in another kind of file.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import octavo
+from octavo.durable_files import printable
 from octavo.train import devices
 from octavo.train.errors import JobError
 from octavo.train.optimizer import optimizer_options
@@ -37,7 +38,7 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
         "device": strategy.device.type,
         "precision": strategy.precision,
         "world_size": world.size,
-        "model": config.model,
+        "model": printable(config.model),
         "data": trainer.data.corpus.name,
         "seed": config.seed,
         "lr": config.resolved_lr,
