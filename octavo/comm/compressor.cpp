@@ -149,6 +149,11 @@ void Compressor::drop_step() {
   roll_back();
 }
 
+bool Compressor::can_drop_step() const {
+  const std::lock_guard lock(mutex_);
+  return !is_kept();
+}
+
 void Compressor::scale_step(double factor) {
   if (!(factor >= 0 && factor <= 1)) {
     fail(ErrorCode::invalid_argument, "comm.scale_step", "expected a factor from 0 to 1, got ", factor);

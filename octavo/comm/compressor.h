@@ -103,6 +103,8 @@ class OCTAVO_API Compressor {
   /// end_step() or another call that ends the step: otherwise it throws Error invalid_argument, where the step was
   /// finite.
   void drop_step();
+  /// Whether drop_step() may be called: nothing of the last step is kept yet.
+  bool can_drop_step() const;
   /// Says that the results of all steps since the last call are multiplied by `factor`, as a clip of their norm does,
   /// before the last one has ended. Residuals would bring back in full what the results lost by the factor: where it
   /// is less than half of the usual one (ClipHistory), as after a burst of the gradient, they are rolled back. They are

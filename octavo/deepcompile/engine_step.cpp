@@ -135,7 +135,10 @@ void Engine::give_up_pass() {
 
 void Engine::drop_gradients() {
   if (is_in_pass_) return give_up_pass();
-  if (sum_) sum_->compressor().drop_step();
+  if (sum_) {
+    Compressor& compressor = sum_->compressor();
+    compressor.can_drop_step() ? compressor.drop_step() : compressor.drop_residuals();
+  }
   forget_sums();
 }
 

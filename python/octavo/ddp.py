@@ -50,6 +50,7 @@ def compress_ddp(
         joined.require_joinable(plan, parameters.values())
         _require_no_hosts(joined, host_size)
         first_plan = joined.first_plan(plan)
+    hardest = plan.for_momentum() if joined is not None and joined.chooses_plans else first_plan  # to be checked now
     table = table_of(parameters, exempt_by_name(exempt, parameters, "ddp.compress"), plan)
     require_kernels(parameters.values())
     rendezvous = Rendezvous(model.process_group, "ddp.compress", timeout_s)
@@ -69,7 +70,7 @@ def compress_ddp(
         "ddp.compress",
     )
     setting = dict(timeout_s=timeout_s, paging=paging, seed=seed)
-    compressor, layout = _compressor(rendezvous, model.process_group, host_size, first_plan, table, **setting)
+    compressor, layout = _compressor(rendezvous, model.process_group, host_size, hardest, table, **setting)
     delivered = _register_hook(model, compressor, list(parameters.values()))
     _watch_frozen(model)
     handle = Handle(

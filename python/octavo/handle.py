@@ -292,8 +292,13 @@ class Handle(SendsMomenta):
         the last call have sent gradients, all that is owed. The usual factor is the largest of the factors so far,
         which fade by a tenth in every step. Where the step has ended, by ``end_step`` or by a call that is made between
         steps, such as ``state_dict``, all that is owed is forgotten, too. Raises ValueError for a factor outside
-        [0, 1].
+        [0, 1], and for one below 1 where ranks send updates of their own, as by ``ZeroOneAdam``.
         """
+        if self._joined is not None and self._joined.keeps_own_momenta and factor < 1:
+            raise ValueError(
+                f"[handle.scaled_by] {type(self._joined).__name__} sends updates of its own, which no scaling of "
+                f"gradients changes: leave it out"
+            )
         self._compressor.scale_step(factor)
 
     def drop_gradients(self) -> None:
@@ -302,6 +307,8 @@ class Handle(SendsMomenta):
         of the optimizer's step. ``.grad`` stays as it is. Raises ValueError where a finite step has ended: after
         ``end_step``, or after a call that is made between steps, such as ``state_dict``."""
         self._compressor.drop_step()
+        if self._joined is not None:
+            self._joined._after_drop()
 
     def drop_residuals(self) -> None:
         """Discards the residuals and all else that feedback remembers: what was not sent yet is lost.

@@ -70,6 +70,9 @@ class JoinedOptimizer(CheckedOptimizer):
     def _after_load_of_handle(self) -> None:
         """Is called when the handle's state has been replaced by a saved one."""
 
+    def _after_drop(self) -> None:
+        """Is called when the handle's last step has been dropped on all ranks."""
+
     # ---- the handle
 
     def require_joinable(self, plan: Plan, parameters: Iterable[Tensor]) -> None:

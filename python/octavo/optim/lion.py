@@ -4,6 +4,7 @@ signs the ranks vote on, Distributed Lion and Signum."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -157,6 +158,12 @@ class DistributedLion(JoinedOptimizer, Lion):
         ours = [parameter for parameter in self._parameters() if parameter in self._sent]  # also those frozen meanwhile
         self._betas_of_handle = self._betas(self.param_groups[0])
         self._handle.keep_own_momenta(ours, *self._betas_of_handle)
+        if any([self.state.pop(parameter, None) for parameter in ours]):
+            warnings.warn(
+                f"[optim.{type(self).__name__}] the momenta of a single process are left out: ranks keep momenta of "
+                f"their own gradients, in the handle, which begin at zero unless its state is loaded",
+                stacklevel=4,
+            )
 
     def _before_forward(self, *_: object) -> None:
         if self._betas_of_handle != self._betas(self.param_groups[0]):

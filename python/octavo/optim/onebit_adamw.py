@@ -143,7 +143,12 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         self._require_joined()
         self._require_momenta("step")
         powers = self._powers()
-        is_finite = all(map(math.isfinite, powers.values())) if self._handle is None else self._handle.end_step()
+        # Squares of finite gradients may leave float32, and would stay in the sums of squares for good.
+        is_finite = all(map(math.isfinite, powers.values()))
+        if self._handle is not None:
+            if not is_finite:
+                self._handle.drop_gradients()  # on all ranks, whose powers are the same
+            is_finite = self._handle.end_step() and is_finite
         if is_finite:
             self._make_step(powers)
         return loss
@@ -193,7 +198,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
             norm = torch.tensor((calibration * total) ** 0.5, dtype=torch.float32, device="cpu")
             return self._clip(norm, max_norm)
         norm = total_norm(gradients)
-        if torch.isfinite(norm):
+        if torch.isfinite(norm) and math.isfinite(total):
             decay = first["betas"][1]
             for group in self.param_groups:
                 group["norm_squares"] = decay * group["norm_squares"] + norm.item() ** 2

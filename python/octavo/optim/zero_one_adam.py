@@ -93,6 +93,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     _own_options = frozenset(_SCHEDULE)  # options of parameter groups by which a saved state is recognized
     _alike = ("betas", *_SCHEDULE)
     _noted_step = 0  # the last step of the handle that the state has taken note of
+    _dropped_step = 0  # the last step of the handle that was dropped
     _kind = _VARIANCE  # the kind of the step under way
     _made: ZeroOneKind | None = None  # what step() is to make of the gradients
     _is_averaged = False  # whether a handle's updates are the averages of a round that has not ended
@@ -247,20 +248,20 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         if self._handle is None:
             return
         if self._handle.step != self._noted_step:
-            finite = self._handle.end_step()
+            finite, is_dropped = self._handle.end_step(), self._handle.step == self._dropped_step
             with self._counted_once():
-                self._take_note(finite)
+                self._take_note(finite and not is_dropped, is_dropped)
             self._noted_step = self._handle.step
         self._end_averaged_round()
 
     @torch.no_grad()
-    def _take_note(self, finite: bool) -> None:
+    def _take_note(self, finite: bool, is_dropped: bool = False) -> None:
         """Takes note of a step of the current kind: does what all ranks do alike, whether they have gradients or
-        not."""
+        not. A step that was dropped is one that was not finite, on all ranks."""
         kind = self._kind
         self._made = kind if finite else None
         self._set_position(steps=self._position["steps"] + 1, overdue=kind == _SYNC and not finite)
-        is_made_by_others = kind == _LOCAL and self._handle is not None
+        is_made_by_others = kind == _LOCAL and self._handle is not None and not is_dropped
         if kind == _VARIANCE or not (finite or is_made_by_others):
             return
         for parameter, state, lr, weight_decay in self._known():
@@ -474,6 +475,9 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         self._restore_parameters()
         if torch.is_grad_enabled():  # otherwise no backward pass follows
             self._begin_step()
+
+    def _after_drop(self) -> None:
+        self._dropped_step = self._handle.step
 
     def _after_load_of_handle(self) -> None:
         self._enter_phase()

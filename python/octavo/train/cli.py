@@ -41,7 +41,7 @@ def train(
         typer.Option(
             help="adamw, onebit-adamw, onebit-lamb, zero-one-adam, muon, signum or lion; with states of fewer bits, or "
             f"paged, as is then what the exchange remembers: {', '.join(FUSED)}. auto is onebit-adamw for sign and "
-            "sign+ef, signum for sign-vote, otherwise, and with --zero, adamw."
+            "sign+ef, signum for sign-vote, otherwise, and with --zero or --outer, adamw."
         ),
     ] = _DEFAULT.optimizer,
     zero: Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ def choose(name: str) -> torch.device:
     has no kernels for it.
     """
     accelerator = octavo.accelerator.accelerator_named(_auto() if name == "auto" else name)
-    kernels = octavo._C.backend_status(accelerator.device_name())
+    kernels = _kernels_for(accelerator.device_name())
     if not kernels["available"]:
         raise NotImplementedError(
             f"[train.device] Octavo has no kernels for {name} here: {kernels['reason']}; --device cpu works everywhere"
@@ -86,7 +87,12 @@ def set_rng_state(device: torch.device, state: torch.Tensor | None) -> None:
 
 def _auto() -> str:
     present = octavo.get_accelerator().device_name()
-    return present if octavo._C.backend_status(present)["available"] else "cpu"
+    return present if _kernels_for(present)["available"] else "cpu"
+
+
+def _kernels_for(device: str) -> dict[str, Any]:
+    """Returns the status of the back end whose kernels run on a device: on xpu, those of sycl."""
+    return octavo._C.backend_status("sycl" if device == "xpu" else device)
 
 
 def _accelerator_of(device: torch.device) -> octavo.accelerator.Accelerator:

@@ -171,8 +171,8 @@ def require_same(
         if parameter in parts and memory_of(parameter) != memories[parameter]:
             raise RuntimeError(
                 f"[zero.step] {name} has other memory than octavo.initialize was given, as after model.to(dtype): it "
-                f"would not be trained. Change the model before octavo.initialize, and values within it, as "
-                f"load_state_dict() does"
+                f"would not be trained. Change the model before octavo.initialize, and load checkpoints by "
+                f"engine.load_checkpoint()"
             )
         if parameter.requires_grad and parameter not in parts:
             raise RuntimeError(

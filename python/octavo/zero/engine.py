@@ -206,6 +206,8 @@ class ZeroEngine:
         if not self._progress.has_gradients:
             return None
         require_same(self.module, self._memories, self.optimizer, self.parts)
+        if self.config.zero_stage < 3 and set_up.has_parts_apart(self.config):
+            self._writes.require_none()
         self._gathering.release_all()  # also what forward passes without a backward pass have gathered
         self._gradients.give_to_parts()
         norm = None if self.config.clip_norm is None else self.clip_grad_norm_(self.config.clip_norm)
@@ -239,8 +241,7 @@ class ZeroEngine:
         parts. Raises RuntimeError where there are no gradients, ValueError for a norm below 0.
         """
         require_max_norm(max_norm, "zero.clip_grad_norm_")
-        if not self._progress.has_gradients:
-            raise RuntimeError("[zero.clip_grad_norm_] call it between the last backward() of a step and step()")
+        self._require_gradients("clip_grad_norm_")
         norm, factor = self._gradients.clip(max_norm)
         if factor is not None:
             self.handle.scaled_by(factor)
@@ -249,13 +250,20 @@ class ZeroEngine:
     @torch.no_grad()
     def has_finite_gradients(self) -> bool:
         """Whether all gradients of all ranks are finite. All ranks call it together, after the last micro-batch of a
-        step. Where it is False, call ``drop_gradients`` in the place of ``step``."""
+        step. Where it is False, call ``drop_gradients`` in the place of ``step``. Raises RuntimeError where there are
+        no gradients."""
+        self._require_gradients("has_finite_gradients")
         return self._gradients.are_finite()
+
+    def _require_gradients(self, what: str) -> None:
+        if not self._progress.has_gradients:
+            raise RuntimeError(f"[zero.{what}] call it between the last backward() of a step and step()")
 
     def drop_gradients(self) -> None:
         """Drops the gradients of this step, in the place of ``step`` or between the micro-batches of a step. The next
         micro-batch is then the first of a step. Call it on all ranks. What error feedback remembers is again what it
-        was before; where several micro-batches were sent, as in stages 2 and 3, it is dropped."""
+        was before. It is dropped where several micro-batches were sent, as in stages 2 and 3, or where the step has
+        ended, as by ``handle.state_dict()``."""
         self._progress.require_whole_passes("drop_gradients")
         if self._progress.end_gradients():
             self._engine.drop_gradients()

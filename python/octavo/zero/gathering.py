@@ -78,7 +78,8 @@ class Gathering:
         remove_after(self, handles)
 
     def _before_pass(self, *_: Any) -> None:
-        self._visits.clear()  # the pass before had no backward pass
+        if self._contexts == 0:
+            self._visits.clear()  # the pass before had no backward pass
 
     def gather(self, ids: Iterable[int]) -> None:
         """Gathers these parameters, and returns when they are whole."""
@@ -174,7 +175,11 @@ class Gathering:
         return False
 
     def _visit(self, number: int) -> None:
-        """Gathers the parameters that a module needs now, and starts transfers for the next modules."""
+        """Gathers the parameters that a module needs now, and starts transfers for the next modules. In a context,
+        where all are whole, it does nothing: a rank may make passes of its own there, and the order of visits must be
+        the same on all ranks."""
+        if self._contexts > 0:
+            return
         place = len(self._visits)
         self._visits.append(number)
         is_known = place < len(self._last_visits) and self._last_visits[place] == number
@@ -225,7 +230,7 @@ class Gathering:
             if not (is_read_soon or (has_backward and self._comes_soon(id))):
                 self.release(id)
         if has_backward and not is_transformed:
-            self._before_backward(number, [leaf for leaf in outputs if leaf.requires_grad])
+            self._before_backward(number, [one for one in outputs if one.requires_grad and not one.is_leaf])
 
     def _before_backward(self, number: int, outputs: list[Tensor]) -> None:
         # A change of a view in place leaves the view's own node out of backward, and that of its base in.

@@ -9,6 +9,11 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+_LOST = (
+    "and this change is lost, because the ranks keep their parts in other memory: load weights before "
+    "octavo.initialize, and a checkpoint by engine.load_checkpoint"
+)
+
 
 class Writes:
     """Tells what the engine writes to its parameters from what others do, by the counts of changes that autograd
@@ -17,24 +22,32 @@ class Writes:
     def __init__(self, parameters: Mapping[str, nn.Parameter]):
         self._parameters = parameters
         self._renewals = 0
+        self._known = self._by_others()  # when the engine gave all parameters their values
 
     def count_renewal(self) -> None:
         """Counts new values that the engine gives to all parameters: graphs made before have seen other values."""
         torch.autograd.graph.increment_version(self._parameters.values())
         self._renewals += 1
+        self._known = self._by_others()
+
+    def require_none(self) -> None:
+        """Raises RuntimeError where others have written to parameters whose values the next renewal replaces."""
+        if changed := self._changed_since(self._known):
+            raise RuntimeError(f"[zero.step] {changed} changed since the last step, {_LOST}")
 
     @contextmanager
     def refused(self) -> Iterator[None]:
         """A context that raises RuntimeError in the end where others have written in it."""
         before = self._by_others()
         yield
+        if changed := self._changed_since(before):
+            self._known = self._by_others()  # which is told now
+            raise RuntimeError(f"[zero.gathered] {changed} changed in engine.gathered(), {_LOST}")
+
+    def _changed_since(self, before: Mapping[str, int]) -> str:
+        """Names the parameters that others have written to since the counts ``before``; empty where there are none."""
         changed = [name for name, writes in self._by_others().items() if writes != before[name]]
-        if changed:
-            raise RuntimeError(
-                f"[zero.gathered] {changed[0]}{f' and {len(changed) - 1} others' if changed[1:] else ''} changed in "
-                f"engine.gathered(), and this change is lost, because the ranks keep their parts in other memory: load "
-                f"weights before octavo.initialize, and a checkpoint by engine.load_checkpoint"
-            )
+        return f"{changed[0]}{f' and {len(changed) - 1} others' if changed[1:] else ''}" if changed else ""
 
     def _by_others(self) -> dict[str, int]:
         return {name: parameter._version - self._renewals for name, parameter in self._parameters.items()}

@@ -87,6 +87,19 @@ def test_an_optimizer_that_sends_its_momentum_trains(four_ranks):
     assert len(set(four_ranks.run(train_by_one_bit))) == 1
 
 
+def refuse_the_plan_of_momenta(rank: int) -> str:
+    model = DistributedDataParallel(Odd())
+    optimizer = octavo.optim.OneBitAdamW(model.parameters(), lr=1e-3, warmup_steps=2)
+    with pytest.raises(ValueError) as raised:
+        octavo.compress(model, "powersgd:4+ef", optimizer=optimizer, ranks_per_host=2)
+    return str(raised.value)
+
+
+def test_a_plan_that_comes_after_a_warm_up_is_refused_before_it(four_ranks):
+    for said in four_ranks.run(refuse_the_plan_of_momenta):
+        assert "makes a linear map" in said and "ranks_per_host" in said
+
+
 def save_and_resume(rank: int) -> None:
     model, handle, optimizer = make("sign+ef")
     for step in range(2):

@@ -507,3 +507,20 @@ def test_options_of_a_state_that_the_handle_keeps_are_refused(options, words):
         with pytest.raises(ValueError, match=refused):
             optimizer.add_param_group({"params": [module.bias], **options})
         assert len(optimizer.param_groups) == 1
+
+
+def go_on_from_one_process(rank: int, saved: dict) -> list[bool]:
+    model = DistributedDataParallel(Given())
+    optimizer = DistributedLion(model.parameters(), lr=1e-3)
+    octavo.compress(model, "sign-vote", optimizer=optimizer)
+    with pytest.warns(UserWarning, match="the momenta of a single process are left out"):
+        optimizer.load_state_dict(saved)
+    return [bool(state) for state in optimizer.state_dict()["state"].values()]
+
+
+def test_ranks_say_that_they_leave_out_a_single_processs_momenta(two_ranks):
+    module = Given()
+    optimizer = DistributedLion(module.parameters(), lr=1e-3)
+    module(*gradients_of(0, 0)).backward()
+    optimizer.step()
+    assert not any(any(states) for states in two_ranks.run(go_on_from_one_process, optimizer.state_dict()))

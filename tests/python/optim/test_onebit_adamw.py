@@ -546,3 +546,24 @@ def save_whole(rank: int) -> tuple[bool, bool]:
 
 def test_a_model_is_saved_whole_without_the_hooks_of_its_handle(two_ranks):
     assert two_ranks.run(save_whole) == [(True, True), (True, True)]
+
+
+def with_a_burst(rank: int, at: int) -> tuple[float, list[bool]]:
+    """Makes steps with a clip; the gradients of one of them are finite, and their squares are not."""
+    model, handle, optimizer = wrap(warmup_steps=5)
+    moved = []
+    for step in range(12):
+        before = model.module.weight.detach().clone()
+        optimizer.zero_grad()
+        (loss_of(model, rank, step) * (1e22 if step == at else 1)).backward()
+        handle.clip_grad_norm_(1.0)
+        optimizer.step()
+        moved.append(not torch.equal(before, model.module.weight))
+    return optimizer._growth(optimizer.state[model.module.weight], 0.999), moved
+
+
+@pytest.mark.parametrize("at", [2, 8])
+def test_a_gradient_whose_squares_leave_float32_is_skipped(two_ranks, at):
+    for growth, moved in two_ranks.run(with_a_burst, at):
+        assert 0.1 < growth < 10
+        assert moved == [step != at for step in range(12)]

@@ -179,3 +179,27 @@ def test_several_ranks_go_on_from_the_midst_of_a_single_processs_round(two_ranks
 def test_another_number_of_ranks_goes_on_with_the_mean_of_the_updates(two_ranks, three_ranks):
     assert len(set(three_ranks.run(go_on_in_another_world, two_ranks.run(save, 23)))) == 1
     assert len(set(two_ranks.run(go_on_in_another_world, three_ranks.run(save, 23)))) == 1
+
+
+def drop_the_first_sync_of_several_steps(rank: int) -> list[list[float]]:
+    model, handle, optimizer = wrap("sign+ef")
+    dropped = False
+    for step in range(40):
+        optimizer.zero_grad()
+        kind = optimizer.next_kind
+        model(*gradients_of(rank, step)).backward()
+        if not dropped and kind == "sync" and any("anchor" in state for state in optimizer.state.values()):
+            handle.drop_gradients()
+            dropped = True
+        else:
+            optimizer.step()
+    assert dropped
+    with pytest.raises(ValueError, match="ZeroOneAdam sends updates of its own"):
+        handle.scaled_by(0.5)
+    optimizer.synchronize()
+    return [parameter.flatten().tolist() for parameter in model.parameters()]
+
+
+def test_a_sync_that_is_dropped_is_made_later(two_ranks):
+    first, second = two_ranks.run(drop_the_first_sync_of_several_steps)
+    assert first == second

@@ -2,6 +2,7 @@
 """The device that `octavo train` chooses, and how it reports that."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,6 +68,19 @@ def test_a_device_without_kernels_is_refused_with_the_reason(detection):
     detection.setattr(CUDA_Accelerator, "is_available", lambda self: True)
     with pytest.raises(NotImplementedError, match=r"^\[train\.device\] Octavo has no kernels for cuda here: .*driver"):
         devices.choose("cuda")
+
+
+def test_kernels_for_xpu_are_those_of_sycl(detection):
+    xpu = SimpleNamespace(
+        device_name=lambda: "xpu",
+        device_count=lambda: 2,
+        set_device=lambda index: None,
+        current_device=lambda: 1,
+        device=lambda index: torch.device("xpu", index),
+    )
+    detection.setattr(octavo.accelerator, "accelerator_named", lambda name: xpu)
+    detection.setattr(octavo._C, "backend_status", lambda name: {"available": name == "sycl", "reason": "none"})
+    assert devices.choose("xpu") == torch.device("xpu", 1)
 
 
 class Peers:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users do with an engine besides its passes: where their models come from, and what they change, differentiate,
-drop, copy and save."""
+"""What users do with an engine besides its passes: where their models come from, and what they change, copy and
+save."""
 
 from __future__ import annotations
 
 import copy
-import math
+import gc
 import warnings
+import weakref
 from functools import partial
 
 import pytest
@@ -109,95 +110,7 @@ def test_what_would_not_be_trained_is_refused_by_name(two_ranks, how, words):
         assert not moved
 
 
-# ---- gradients that are none of a step
-
-
-def with_adversaries(rank: int, stage: int, compiled: bool, accumulation: int) -> list[float]:
-    """Moves inputs along the gradient that a loss has for them (FGSM); the graph of that loss has parameters, too."""
-    config = {"compile": "aot_eager"} if compiled else {}
-    engine, losses = engine_of(net(), stage, accumulation_steps=accumulation, **config), []
-    for _ in range(2 * accumulation):
-        x = inputs_of(rank).requires_grad_()
-        (towards,) = torch.autograd.grad(100 * engine(x).square().mean(), x)
-        loss = engine(inputs_of(rank) + 0.01 * towards.sign()).square().mean()
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_what_is_differentiated_between_passes_is_no_gradient_of_a_step(two_ranks, stage, accumulation):
-    by_graphs = two_ranks.run(with_adversaries, stage, True, accumulation)
-    for one, other in zip(by_graphs, two_ranks.run(with_adversaries, stage, False, accumulation), strict=True):
-        assert one == pytest.approx(other, rel=1e-6)
-
-
-def after_other_passes(rank: int, stage: int, compiled: bool) -> tuple[list[str], list[float]]:
-    """Makes a pass before octavo.initialize, one that is refused, and losses that have no gradient, then trains."""
-    model = net()
-    model(inputs_of(rank)).square().mean().backward()
-    engine = engine_of(model, stage, **({"compile": "aot_eager"} if compiled else {}))
-    said = [
-        error_of(lambda: engine(inputs_of(rank)).square().mean().backward()),
-        error_of(lambda: engine.backward(torch.tensor(1.0))),
-        error_of(lambda: engine.backward(engine(inputs_of(rank)))),
-    ]
-    return said, train(engine, rank)
-
-
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_pass_that_is_none_of_the_engine_leaves_nothing_behind(two_ranks, stage, compiled):
-    for (said, losses), plain in zip(
-        two_ranks.run(after_other_passes, stage, compiled), two_ranks.run(of_plain), strict=True
-    ):
-        assert "a backward pass has reached " in said[0] and "in place of loss.backward()" in said[0]
-        assert all(text.startswith("ValueError: [zero.backward] expected a loss of one element") for text in said[1:])
-        assert losses == pytest.approx(plain, rel=1e-6)
-
-
-def with_another_engine(rank: int) -> list[str]:
-    generator, judge = engine_of(net(), 1), engine_of(net(), 1)
-
-    def train_generator() -> float:
-        loss = judge(generator(inputs_of(rank))).mean()
-        generator.backward(loss)
-        generator.step()
-        return loss.item()
-
-    judge.module.requires_grad_(False)
-    losses = [train_generator() for _ in range(2)]
-    judge.module.requires_grad_(True)
-    judged = train(judge, rank, 2)
-    return [error_of(train_generator), str(losses[1] < losses[0]), str(judged[1] < judged[0])]
-
-
-def test_a_loss_that_goes_through_the_model_of_another_engine(two_ranks):
-    for said, *learns in two_ranks.run(with_another_engine):
-        assert "it is not one of this parameter's engine" in said and "by requires_grad_(False)" in said
-        assert learns == ["True"] * 2
-
-
-def with_two_engines(rank: int, stage: int) -> list[str]:
-    model = net()
-    engine = engine_of(model, stage)
-    wider = nn.Sequential(model, nn.Linear(3, 3))
-    said = [error_of(lambda module=module: engine_of(module, stage)) for module in (model, wider)]
-    losses = train(engine, rank, 2)
-    del engine
-    if stage < 3:  # in stage 3 the parameters went with their engine
-        losses += train(engine_of(model, stage), rank, 1)
-    return [*said, str(sorted(losses, reverse=True) == losses)]
-
-
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_model_has_one_engine_at_a_time(two_ranks, stage):
-    for of_model, of_wider, learns in two_ranks.run(with_two_engines, stage):
-        for said, prefix in ((of_model, ""), (of_wider, "0.")):
-            assert f"[zero.initialize] {prefix}0.weight is trained by another engine already" in said
-        assert learns == "True"
+# ---- names, buffers and values of models
 
 
 def through_a_compiled_wrapper(rank: int, folder: str) -> tuple[list[str], bool]:
@@ -244,95 +157,23 @@ def test_buffers_of_any_strides_become_those_of_rank_0(two_ranks, by_rounds):
         assert of_rank == [[1.0] * 6, [0.0], [0.0] * 6]
 
 
-def dropped(rank: int, stage: int, how: str) -> list[float]:
-    engine = engine_of(net(), stage, accumulation_steps=2)
-
-    def add(factor: float = 1.0) -> float:
-        loss = engine(inputs_of(rank)).square().mean()
-        engine.backward(loss * factor)
-        return loss.item()
-
-    if how == "first":
-        add(float("nan"))
-        engine.handle.drop_gradients()
-    elif how == "both":
-        add()
-        add(float("nan"))
-        assert not engine.has_finite_gradients()
-        engine.drop_gradients()
-    losses = []
-    for _ in range(3):
-        losses += [add(), add()]
-        engine.step()
-    return losses
+def written_after_initialize(rank: int) -> tuple[str, list[float]]:
+    """Loads other values into a model whose parts are in other memory, and goes on with a checkpoint."""
+    engine = engine_of(net(), 2, gather="bf16")
+    train(engine, rank, 2)
+    values = [parameter.detach().clone() for parameter in engine.module.parameters()]
+    engine.module.load_state_dict({name: torch.ones_like(value) for name, value in net().state_dict().items()})
+    engine.backward(engine(inputs_of(rank)).square().mean())
+    said = error_of(engine.step)
+    with torch.no_grad():
+        differs = [(p - value).abs().max().item() for p, value in zip(engine.module.parameters(), values, strict=True)]
+    return said, differs
 
 
-@pytest.mark.parametrize("how", ["first", "both"])
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_dropped_micro_batches_count_no_longer(two_ranks, stage, how):
-    assert two_ranks.run(dropped, stage, how) == two_ranks.run(dropped, stage, "none")
-
-
-def clipped(rank: int, stage: int, by: str) -> tuple[list[float], list[float], str]:
-    in_config = by == "config"
-    engine = engine_of(net(), stage, **({"clip_norm": 0.1} if in_config else {}))
-    clip = engine.handle.clip_grad_norm_ if by == "handle" else engine.clip_grad_norm_
-    losses, norms = [], []
-    for _ in range(3):
-        loss = engine(inputs_of(rank)).square().mean()
-        engine.backward(loss)
-        norm = None if in_config else clip(0.1)
-        norms.append((engine.step() if in_config else norm).item())
-        engine.step()
-        losses.append(loss.item())
-    return losses, norms, error_of(lambda: clip(0.1))
-
-
-@pytest.mark.parametrize("stage", [1, 3])
-def test_gradients_are_clipped_by_the_engine(two_ranks, stage):
-    by_engine, by_config, by_handle = (two_ranks.run(clipped, stage, by) for by in ("engine", "config", "handle"))
-    assert by_engine == by_config == by_handle
-    for _, norms, error in by_engine:
-        assert norms[0] > 0.1 and "[zero.clip_grad_norm_] call it between" in error
-
-
-def clip_times(rank: int, factor: float) -> tuple[float, float, list[list[float]], list[list[float]]]:
-    """Returns the norm before a clip, its sum of squares on this rank after it, and the gradients before and after."""
-    engine = engine_of(net(), 1)
-    engine.backward(engine(inputs_of(rank)).mean() * factor)
-    gradients = [part.gradient.to_local() for part in engine.parts.values()]
-    if factor == math.inf:
-        gradients = [gradient.nan_to_num_(nan=math.inf) for gradient in gradients]
-    before = [gradient.tolist() for gradient in gradients]
-    norm = engine.clip_grad_norm_(1.0).item()
-    return norm, sum(float(g.square().sum()) for g in gradients), before, [g.tolist() for g in gradients]
-
-
-def test_a_norm_that_overflows_in_float32_clips_as_any_other(two_ranks):
-    ordinary = two_ranks.run(clip_times, 1.0)
-    huge = two_ranks.run(clip_times, 1e24)
-    assert huge[0][0] == pytest.approx(1e24 * ordinary[0][0], rel=1e-5)
-    assert sum(squares for _, squares, *_ in huge) == pytest.approx(1.0, rel=1e-5)
-
-
-def test_gradients_with_an_infinity_stay_as_they_are(two_ranks):
-    for norm, _, before, after in two_ranks.run(clip_times, math.inf):
-        assert norm == math.inf and before == after
-
-
-def differentiate_an_old_graph(rank: int, stage: int) -> str:
-    engine = engine_of(net(), stage)
-    first, second = (engine(inputs_of(rank)).square().mean() for _ in range(2))
-    engine.backward(first)
-    engine.step()
-    return error_of(lambda: engine.backward(second))
-
-
-@pytest.mark.parametrize("stage", [1, 3])
-def test_the_graph_of_parameters_of_before_a_step_is_refused(two_ranks, stage):
-    """torch does the same: gradients would mix old activations with new parameters."""
-    for said in two_ranks.run(differentiate_an_old_graph, stage):
-        assert "modified by an inplace operation" in said
+def test_values_that_the_next_step_would_replace_are_refused_there(two_ranks):
+    for said, differs in two_ranks.run(written_after_initialize):
+        assert said.startswith("RuntimeError: [zero.step] 0.weight and 3 others changed since the last step")
+        assert all(differs)  # they are still there
 
 
 # ---- modules that stage 3 has to know
@@ -388,6 +229,67 @@ def of_module(rank: int, what: str, stage: int) -> list[float]:
 @pytest.mark.parametrize("what", ["lists", "view", "weight_norm", "spectral_norm"])
 def test_stage_3_trains_what_stage_1_trains(two_ranks, what):
     assert two_ranks.run(of_module, what, 3) == two_ranks.run(of_module, what, 1)
+
+
+class Table(nn.Module):
+    """Gives its caller its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.linspace(0, 1, 12).reshape(3, 4))
+
+    def forward(self) -> Tensor:
+        return self.table
+
+
+class WithTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.position, self.layer = Table(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.position()
+
+
+def of_table(rank: int, stage: int) -> tuple[list[float], list[int], bool]:
+    """Returns losses, the numbers of hooks of the parameter after steps, and whether the engine is gone at last."""
+    engine = engine_of(WithTable(), stage)
+    table, hooks, losses = engine.module.position.table, [], []
+    for _ in range(3):
+        losses += train(engine, rank, 1)
+        hooks.append(len(table._backward_hooks or ()))
+    gone = weakref.ref(engine._gathering)
+    del engine
+    gc.collect()
+    return losses, hooks, gone() is None
+
+
+def test_a_module_may_give_its_parameter_to_its_caller(two_ranks):
+    by_first_stage = two_ranks.run(of_table, 1)
+    for (losses, hooks, is_gone), (expected, *_) in zip(two_ranks.run(of_table, 3), by_first_stage, strict=True):
+        assert losses == expected
+        assert len(set(hooks)) == 1 and is_gone
+
+
+def alone_in_a_context(rank: int, passes: bool) -> list[float]:
+    """Rank 0 makes a pass of its own between forward and backward."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
+    engine, losses = engine_of(model, 3, gather_mib=1e-5), []
+    for _ in range(4):
+        loss = engine(inputs_of(rank)).square().mean()
+        with engine.gathered(), torch.no_grad():
+            if rank == 0 and passes:
+                engine.module[2](inputs_of(rank))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_pass_of_one_rank_alone_changes_no_transfer(two_ranks):
+    assert two_ranks.run(alone_in_a_context, True) == two_ranks.run(alone_in_a_context, False)
 
 
 def refuse_compiled(rank: int, how: str) -> str:
