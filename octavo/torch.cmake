@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # octavo: the C++ library on libtorch. _C: the Python module.
-find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
+find_package(Python REQUIRED COMPONENTS Interpreter)
+if(OCTAVO_PYTHON)
+  find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
+endif()
 include(${PROJECT_SOURCE_DIR}/cmake/octavoTorch.cmake)
 octavo_add_torch("" "${Python_EXECUTABLE}")
 if(NOT TARGET octavo::torch)

@@ -21,9 +21,14 @@ stamp() { echo "$2" >".venv/octavo-$1"; }
 
 # As many compilers as there are cores, and 2 GB of memory for each: torch's headers are large.
 jobs_here() {
-  local cores memory
+  local cores memory limit
   cores=$(nproc)
   memory=$(awk '/^MemAvailable/ {print int($2 / 2000000)}' /proc/meminfo)
+  for limit in /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes; do  # of a container
+    [ -r "$limit" ] || continue
+    limit=$(awk '/^[0-9]+$/ {printf "%d", $1 / 2000000000}' "$limit")
+    [ -z "$limit" ] || [ "$limit" -ge "$memory" ] || memory=$limit
+  done
   [ "$memory" -ge 1 ] || memory=1
   echo $((cores < memory ? cores : memory))
 }

@@ -63,7 +63,7 @@ def all_reduce(
     Raises ValueError or TypeError for arguments that make no sense, TimeoutError after ``timeout_s``, and RuntimeError
     where another rank failed, or where another rank called it with another plan, ``op``, ``seed`` or tensor size. Where
     the ranks' arguments differ, the tensor stays as it was. After any other TimeoutError or RuntimeError its content is
-    undefined. Once all ranks of the group have had such a failure, their next call connects them anew.
+    undefined. Once the call has failed on all ranks of the group, in whatever way, their next call connects them anew.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"[collectives.all_reduce] expected a tensor, got {type(tensor).__name__}")

@@ -39,7 +39,7 @@ def compress_ddp(
     parameters = {
         plain_name(name): p
         for name, p in model.module.named_parameters()
-        if p.requires_grad and name not in model.parameters_to_ignore
+        if p.requires_grad and not _is_left_out(model, name)
     }
     joined = joined_optimizer(optimizer, "ddp.compress")
     host_size = _host_size(ranks_per_host, model.process_group)
@@ -50,7 +50,7 @@ def compress_ddp(
         joined.require_joinable(plan, parameters.values())
         _require_no_hosts(joined, host_size)
         first_plan = joined.first_plan(plan)
-    hardest = plan.for_momentum() if joined is not None and joined.chooses_plans else first_plan  # to be checked now
+    later_plan = plan.for_momentum() if joined is not None and joined.chooses_plans else first_plan
     table = table_of(parameters, exempt_by_name(exempt, parameters, "ddp.compress"), plan)
     require_kernels(parameters.values())
     rendezvous = Rendezvous(model.process_group, "ddp.compress", timeout_s)
@@ -70,7 +70,9 @@ def compress_ddp(
         "ddp.compress",
     )
     setting = dict(timeout_s=timeout_s, paging=paging, seed=seed)
-    compressor, layout = _compressor(rendezvous, model.process_group, host_size, hardest, table, **setting)
+    compressor, layout = _compressor(rendezvous, model.process_group, host_size, later_plan, table, **setting)
+    if first_plan != later_plan:
+        compressor.set_plan(first_plan)  # both have been checked now, before anything has changed
     delivered = _register_hook(model, compressor, list(parameters.values()))
     _watch_frozen(model)
     handle = Handle(
@@ -79,6 +81,11 @@ def compress_ddp(
     if joined is not None:
         joined._join(handle, plan)
     return handle
+
+
+def _is_left_out(model: DistributedDataParallel, name: str) -> bool:
+    """Whether DDP's reducer leaves a parameter out. It names those of the root module with a dot before."""
+    return (name if "." in name else f".{name}") in model.parameters_to_ignore
 
 
 def _require_hookable(model: DistributedDataParallel) -> None:
@@ -123,7 +130,7 @@ def _watch_frozen(model: DistributedDataParallel) -> None:
     frozen = {
         plain_name(name): p
         for name, p in model.module.named_parameters()
-        if not p.requires_grad and name not in model.parameters_to_ignore
+        if not p.requires_grad and not _is_left_out(model, name)
     }
 
     def warn_of_unfrozen(*_: object) -> None:

@@ -292,12 +292,14 @@ class Handle(SendsMomenta):
         the last call have sent gradients, all that is owed. The usual factor is the largest of the factors so far,
         which fade by a tenth in every step. Where the step has ended, by ``end_step`` or by a call that is made between
         steps, such as ``state_dict``, all that is owed is forgotten, too. Raises ValueError for a factor outside
-        [0, 1], and for one below 1 where ranks send updates of their own, as by ``ZeroOneAdam``.
+        [0, 1], and for one below 1 where ranks have sent updates of their own, as in syncs of
+        ``ZeroOneAdam``.
         """
-        if self._joined is not None and self._joined.keeps_own_momenta and factor < 1:
+        is_of_updates = self._joined is not None and self._joined.keeps_own_momenta and self.exchange == "planned"
+        if is_of_updates and factor < 1:
             raise ValueError(
-                f"[handle.scaled_by] {type(self._joined).__name__} sends updates of its own, which no scaling of "
-                f"gradients changes: leave it out"
+                f"[handle.scaled_by] in this step {type(self._joined).__name__} has sent updates of its own, which no "
+                f"scaling of gradients changes: leave it out"
             )
         self._compressor.scale_step(factor)
 

@@ -40,7 +40,7 @@ class SendsMomenta:
         name_of = self._names_of("set_momentum", momenta)
         for parameter, pair in momenta.items():
             for tensor in pair:
-                _require_place("set_momentum", name_of[parameter], parameter, tensor)
+                _require_place("set_momentum", "momentum", name_of[parameter], parameter, tensor)
         self._compressor.set_momentum({name_of[p]: pair for p, pair in momenta.items()}, beta)
         self._guard_all(name_of)
 
@@ -70,7 +70,7 @@ class SendsMomenta:
         """
         name_of = self._names_of("keep_own_updates", preconditioners)
         for parameter, tensor in preconditioners.items():
-            _require_place("keep_own_updates", name_of[parameter], parameter, tensor)
+            _require_place("keep_own_updates", "preconditioner", name_of[parameter], parameter, tensor)
         self._compressor.keep_own_updates({name_of[p]: tensor for p, tensor in preconditioners.items()}, beta)
         self._guard_all(name_of)
 
@@ -150,16 +150,16 @@ class SendsMomenta:
         return guard
 
 
-def _require_place(call: str, name: str, parameter: Tensor, tensor: Tensor) -> None:
+def _require_place(call: str, what: str, name: str, parameter: Tensor, tensor: Tensor) -> None:
     """Raises ValueError unless what is kept for a parameter lies where the parameter's gradients are combined with
     it."""
     if tensor.device != parameter.device:
         raise ValueError(
-            f"[handle.{call}] a momentum must be on its parameter's device: {name} is on {parameter.device}, its "
-            f"momentum on {tensor.device}"
+            f"[handle.{call}] a {what} must be on its parameter's device: {name} is on {parameter.device}, its {what} "
+            f"on {tensor.device}"
         )
-    if tensor.stride() != dense_strides(parameter):
+    if tensor.stride() != (strides := dense_strides(parameter)):
         raise ValueError(
-            f"[handle.{call}] a momentum must lie in memory as its parameter does: {name} has strides "
-            f"{parameter.stride()}, its momentum {tensor.stride()}"
+            f"[handle.{call}] a {what} must lie in memory as its parameter does, or in rows where that is not dense: "
+            f"that of {name} must have strides {strides}, and has {tensor.stride()}"
         )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The meeting of a process group's ranks, in which they make connections of Octavo's own."""
 
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -53,6 +54,28 @@ def require_timeout(timeout_s: float, where: str) -> None:
         )
 
 
+_cloning = threading.Lock()
+
+
+def clone_of(store: dist.Store, purpose: str, timeout: timedelta) -> dist.Store:
+    """Returns a connection of its own to a store, which blocks its other callers while it waits. Raises TimeoutError
+    where whoever serves the store does not answer; torch would try for the time that the process group was given."""
+    with _cloning:  # another thread would take the time that is set here for the store's own
+        before = store.timeout
+        store.set_timeout(min(before, max(timeout, timedelta(seconds=1))))  # torch takes whole seconds
+        try:
+            clone = store.clone()
+        except RuntimeError as error:
+            raise TimeoutError(
+                f"[{purpose}] the store of the process group did not answer within {timeout.total_seconds():g} s: the "
+                f"process that serves it, rank 0 or torchrun's agent, has ended or cannot be reached"
+            ) from error
+        finally:
+            store.set_timeout(before)
+    clone.set_timeout(before)
+    return clone
+
+
 class Rendezvous:
     """A meeting of all ranks of ``group``, through the group's store; nothing is sent over the group itself.
 
@@ -67,13 +90,12 @@ class Rendezvous:
 
     def __init__(self, group: dist.ProcessGroup, purpose: str, timeout_s: float):
         """Raises ValueError where this process is not in ``group``, or where ``timeout_s`` is no number of seconds
-        above 0."""
+        above 0, TimeoutError where the group's store does not answer."""
         _require_member(group, purpose)
         require_timeout(timeout_s, purpose)
         self._rank, self._size = group.rank(), group.size()
         self._purpose, self._timeout = purpose, timedelta(seconds=timeout_s)
-        # a clone: a store blocks its other callers while it waits
-        self._store = dist.PrefixStore(f"octavo/{purpose}", group.get_group_store().clone())
+        self._store = dist.PrefixStore(f"octavo/{purpose}", clone_of(group.get_group_store(), purpose, self._timeout))
         self._attempt: dist.Store | None = None
         self._meetings = 0
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from os import PathLike
 from types import MappingProxyType
@@ -146,12 +147,27 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         # Squares of finite gradients may leave float32, and would stay in the sums of squares for good.
         is_finite = all(map(math.isfinite, powers.values()))
         if self._handle is not None:
-            if not is_finite:
-                self._handle.drop_gradients()  # on all ranks, whose powers are the same
-            is_finite = self._handle.end_step() and is_finite
+            is_finite = self._end_step(is_finite)
         if is_finite:
             self._make_step(powers)
         return loss
+
+    def _end_step(self, has_finite_powers: bool) -> bool:
+        """Ends the handle's step, which is dropped where powers are not finite, on all ranks, since all have the same.
+        Returns whether it is to be made."""
+        if not has_finite_powers:
+            try:
+                self._handle.drop_gradients()
+            except ValueError:  # it has ended, and what it has left out is kept
+                self._handle.drop_residuals()
+        is_finite = self._handle.end_step()
+        if is_finite and not has_finite_powers:
+            warnings.warn(
+                f"[optim.{type(self).__name__}] a step was left out: its gradients are finite and their squares are "
+                f"not, in float32. Where a GradScaler scales them, its scale has grown too large",
+                stacklevel=4,
+            )
+        return is_finite and has_finite_powers
 
     def _powers(self) -> dict[Tensor, float]:
         """Returns the mean squares of the gradients that there are, after a clip; with a handle, those that are the

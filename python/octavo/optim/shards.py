@@ -45,9 +45,10 @@ def match_placements(parameter: Tensor) -> None:
 def first_element(tensor: Tensor) -> int:
     """Returns the index of a shard's first element in the whole tensor, in row-major order. Raises ValueError on all
     ranks where the elements of a shard do not follow one another there."""
-    if not is_sharded(tensor):
+    if not is_sharded(tensor) or tensor.ndim == 0:
         return 0
-    if any(getattr(placement, "dim", 0) != 0 for placement in tensor.placements):
+    ways = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    if any(size > 1 and getattr(placement, "dim", 0) != 0 for placement, size in ways):
         raise ValueError(
             f"[optim.shards] a {tuple(tensor.shape)} parameter is sharded as {tensor.placements}: 'stochastic' draws "
             f"by an element's place in the whole, and these have no range of places; use bf16_rounding='extra_bits' or "

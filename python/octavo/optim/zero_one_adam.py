@@ -464,7 +464,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         self._made, self._is_averaged = None, False
         if self._handle is None:
             return
-        self._noted_step = self._handle.step
+        self._noted_step, self._dropped_step = self._handle.step, 0
         self._take_rates()
         self._register()
         self._hand_over_round()

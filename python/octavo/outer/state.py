@@ -88,7 +88,8 @@ def states_by_rank(
         raise ValueError(f"{_WHERE} the state is of another model: it has no {missing[0]}")
     for one in states:
         _require_values(one, parameters)
-        if "memory_orders" in one:  # states of older versions have none
+        # Only what error feedback remembers is flat. States of older versions have no orders.
+        if "memory_orders" in one and any(not key.startswith("parameter/") for key in one["own"]):
             require_memory_orders(parameters, one["memory_orders"], "outer.load_state_dict")
     for name, buffer in buffers.items():
         shapes = [one["buffers"][name].shape if name in one["buffers"] else None for one in states]

@@ -31,13 +31,15 @@ cannot be imported here to compare with."""
 
 
 def require_shareable(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, stage: int
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, stage: int, has_parts_apart: bool
 ) -> None:
-    """Raises ValueError for what the stage cannot share out. ``parameters``: those of the model that need a
-    gradient."""
+    """Raises ValueError for what the stage cannot share out. ``parameters``: those of the model that need a gradient.
+    ``has_parts_apart``: whether ranks keep their parts in other memory than the whole parameters."""
     require_plain_model(model, "zero.initialize")
     require_without_engine(parameters)
     require_trainable(parameters, optimizer)
+    if has_parts_apart:
+        require_unwritten(model)
     if stage == 3:
         require_uncompiled(model)
         require_gatherable(model)
@@ -128,16 +130,20 @@ def require_uncompiled(model: nn.Module) -> None:
             )
 
 
-def require_gatherable(model: nn.Module) -> None:
-    """Raises ValueError for what stage 3 cannot keep, since a parameter is whole only while its module works with it:
-    memory that two parameters share, and what a module writes to its parameter."""
+def require_unwritten(model: nn.Module) -> None:
+    """Raises ValueError for modules that write to their parameters, where ranks keep their parts in other memory."""
     for name, module in model.named_modules():
         is_limited = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
         if is_limited and module.weight.requires_grad:
             raise ValueError(
-                f"[zero.initialize] {name} changes its weight in forward passes (max_norm), and in stage 3 such "
-                f"changes are lost: use stage 1 or 2, or do without max_norm"
+                f"[zero.initialize] {name} changes its weight in forward passes (max_norm), and such changes are lost "
+                f"in stage 3 and with gather: use stage 1 or 2 without gather, or do without max_norm"
             )
+
+
+def require_gatherable(model: nn.Module) -> None:
+    """Raises ValueError for what stage 3 cannot keep, since a parameter is whole only while its module works with it:
+    memory that two parameters share."""
     parameters = [
         (p.untyped_storage()._cdata, p.data_ptr(), name, p) for name, p in model.named_parameters() if p.nbytes
     ]

@@ -89,7 +89,8 @@ class ZeroEngine:
         compiled = compile_config(config.compile)
         self.module, self.optimizer, self.config = model, optimizer, config
         self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
-        require_shareable(model, self._parameters, optimizer, config.zero_stage)
+        has_parts_apart = set_up.has_parts_apart(config)
+        require_shareable(model, self._parameters, optimizer, config.zero_stage, has_parts_apart)
         states = optimizer_state.whole_states(optimizer, self._parameters)
         device_type = next(iter(self._parameters.values())).device.type
         require_backend(group, torch.device(device_type), "zero.initialize")

@@ -225,7 +225,8 @@ class OneMachine:
         return "127.0.0.1"
 
     def start(self, host: int, *_: object) -> subprocess.Popen[str]:
-        code = "import time; time.sleep(100)" if host == 0 else "raise ValueError('no room on rank 1')"
+        lost = "import time; time.sleep(8); raise ConnectionError('rank 1 is lost')"
+        code = lost if host == 0 else "raise ValueError('no room on rank 1')"
         command = [sys.executable, "-c", code]
         self.started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
         return self.started[-1]

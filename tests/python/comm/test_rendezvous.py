@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from octavo.rendezvous import Rendezvous
+from octavo.rendezvous import Rendezvous, clone_of
 
 
 class Group:
@@ -132,3 +132,16 @@ def test_a_late_rank_and_those_that_waited_for_it_agree_on_what_became_of_a_meet
             assert [str(end).partition(" within ")[0] for end in ends] == ["[where] rank 1 did not come"] * 2
         else:
             assert ends == [["early", "late"]] * 2
+
+
+def test_a_store_that_nobody_serves_any_more_is_noticed_in_time():
+    options = dict(timeout=timedelta(seconds=60), wait_for_workers=False)
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, **options)
+    client = dist.PrefixStore("group", dist.TCPStore("127.0.0.1", server.port, is_master=False, **options))
+    clone_of(client, "test", timedelta(seconds=2)).set("key", "value")
+    assert client.get("key") == b"value" and client.timeout == timedelta(seconds=60)
+    del server
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"^\[test\] the store of the process group did not answer within 2 s"):
+        clone_of(client, "test", timedelta(seconds=2))
+    assert time.monotonic() - began < 30 and client.timeout == timedelta(seconds=60)

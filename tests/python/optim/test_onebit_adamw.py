@@ -5,6 +5,7 @@ import copy
 import gc
 import io
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -557,7 +558,8 @@ def with_a_burst(rank: int, at: int) -> tuple[float, list[bool]]:
         optimizer.zero_grad()
         (loss_of(model, rank, step) * (1e22 if step == at else 1)).backward()
         handle.clip_grad_norm_(1.0)
-        optimizer.step()
+        with pytest.warns(UserWarning, match="a step was left out") if step == at else nullcontext():
+            optimizer.step()
         moved.append(not torch.equal(before, model.module.weight))
     return optimizer._growth(optimizer.state[model.module.weight], 0.999), moved
 

@@ -189,13 +189,13 @@ def drop_the_first_sync_of_several_steps(rank: int) -> list[list[float]]:
         kind = optimizer.next_kind
         model(*gradients_of(rank, step)).backward()
         if not dropped and kind == "sync" and any("anchor" in state for state in optimizer.state.values()):
+            with pytest.raises(ValueError, match="ZeroOneAdam has sent updates of its own"):
+                handle.scaled_by(0.5)
             handle.drop_gradients()
             dropped = True
         else:
             optimizer.step()
     assert dropped
-    with pytest.raises(ValueError, match="ZeroOneAdam sends updates of its own"):
-        handle.scaled_by(0.5)
     optimizer.synchronize()
     return [parameter.flatten().tolist() for parameter in model.parameters()]
 
@@ -203,3 +203,26 @@ def drop_the_first_sync_of_several_steps(rank: int) -> list[list[float]]:
 def test_a_sync_that_is_dropped_is_made_later(two_ranks):
     first, second = two_ranks.run(drop_the_first_sync_of_several_steps)
     assert first == second
+
+
+def after_a_load(rank: int, drops: bool) -> list[list[float]]:
+    """Makes ten steps, perhaps drops the next one, loads the state after six, and makes five steps again."""
+    model, handle, optimizer = wrap("dense")
+    for step in range(10):
+        if step == 6:
+            saved = copy.deepcopy((handle.state_dict(), optimizer.state_dict(), model.module.state_dict()))
+        run_step(model, optimizer, gradients_of(rank, step))
+    if drops:
+        optimizer.zero_grad()
+        model(*gradients_of(rank, 10)).backward()
+        handle.drop_gradients()
+    for part, state in zip((handle, optimizer, model.module), saved, strict=True):
+        part.load_state_dict(state)
+    for step in range(6, 12):
+        run_step(model, optimizer, gradients_of(rank, step))
+    return [parameter.flatten().tolist() for parameter in model.parameters()]
+
+
+def test_a_drop_is_forgotten_where_an_older_state_is_loaded(two_ranks):
+    """The number of the dropped step comes again."""
+    assert two_ranks.run(after_a_load, True) == two_ranks.run(after_a_load, False)

@@ -317,13 +317,15 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
 def test_residuals_of_another_memory_order_are_refused():
     with solo_world():
         model = nn.Sequential(nn.Conv2d(4, 8, 3))
-        saved = octavo.Outer(model, torch.optim.SGD(model.parameters()), "sign+ef", every=2).state_dict()
+        outer = octavo.Outer(model, torch.optim.SGD(model.parameters()), "sign+ef", every=2)
+        saved = outer.state_dict()
+        saved["own"]["fragment 0/worker/0.weight"] = torch.zeros(4)  # a world of one rank owes nothing
         model = nn.Sequential(nn.Conv2d(4, 8, 3)).to(memory_format=torch.channels_last)
         outer = octavo.Outer(model, torch.optim.SGD(model.parameters()), "sign+ef", every=2)
         with pytest.raises(ValueError, match=r"^\[outer\.load_state_dict\] the elements of 0\.weight lie in memory"):
             outer.load_state_dict(saved)
-        del saved["memory_orders"]  # as in a state of an older version
-        outer.load_state_dict(saved)
+        del saved["own"]["fragment 0/worker/0.weight"]
+        outer.load_state_dict(saved)  # nothing in it has an order of its own
 
 
 def with_a_residual_that_is_not_finite(rank: int) -> str:

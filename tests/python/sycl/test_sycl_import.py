@@ -102,7 +102,7 @@ if child == 0:
     except NotImplementedError as error:
         os.write(1, str(error).encode())
     os._exit(0)
-for _ in range(200):
+for _ in range(500):
     if os.waitpid(child, os.WNOHANG)[0]:
         break
     time.sleep(0.1)

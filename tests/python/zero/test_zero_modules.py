@@ -218,6 +218,16 @@ def test_models_that_stage_3_would_change_are_refused(one_rank, make, text):
     assert text in one_rank.run(refused, make)[0]
 
 
+def refused_with_gather(rank: int) -> str:
+    model = limit_a_norm()
+    config = {"zero_stage": 1, "gather": "bf16"}
+    return error_of(lambda: octavo.initialize(model, torch.optim.SGD(model.parameters()), config))
+
+
+def test_a_norm_that_is_limited_is_refused_with_gather_too(one_rank):
+    assert "0 changes its weight in forward passes (max_norm)" in one_rank.run(refused_with_gather)[0]
+
+
 def limit_a_frozen_norm() -> nn.Module:
     model = nn.Sequential(nn.Embedding(8, 4, max_norm=1.0), nn.Linear(4, 4), *share_memory())
     for module in (model[0], model[2], model[3]):
