@@ -27,9 +27,23 @@ function(octavo_find_torch beside pythons)
   set(octavo_torch_ROOT "${root}" PARENT_SCOPE)
 endfunction()
 
-# Adds octavo::torch, once; its folder is octavo_torch_ROOT then. Adds nothing where no torch is found.
+# Sets octavo_torch_RELEASE, such as 2.13.0, of the torch package in octavo_torch_ROOT, or "".
+function(octavo_read_torch_release)
+  set(header "${octavo_torch_ROOT}/include/torch/headeronly/version.h")
+  set(numbers "")
+  if(EXISTS "${header}")
+    file(STRINGS "${header}" numbers REGEX "^#define TORCH_VERSION_(MAJOR|MINOR|PATCH) [0-9]+$")
+    list(TRANSFORM numbers REPLACE ".* " "")
+  endif()
+  list(JOIN numbers "." release)
+  set(octavo_torch_RELEASE "${release}" PARENT_SCOPE)
+endfunction()
+
+# Adds octavo::torch, once; its folder is octavo_torch_ROOT then, and octavo_torch_RELEASE says which one it is. Adds
+# nothing where no torch is found.
 macro(octavo_add_torch beside pythons)
   octavo_find_torch("${beside}" "${pythons}")
+  octavo_read_torch_release()
   if(octavo_torch_ROOT AND NOT TARGET octavo::torch)
     add_library(octavo::torch INTERFACE IMPORTED)
     target_include_directories(octavo::torch INTERFACE

@@ -6,7 +6,7 @@ if(OCTAVO_PYTHON)
 endif()
 include(${PROJECT_SOURCE_DIR}/cmake/octavoTorch.cmake)
 octavo_add_torch("" "${Python_EXECUTABLE}")
-if(NOT TARGET octavo::torch)
+if(NOT TARGET octavo::torch OR octavo_torch_RELEASE VERSION_LESS 2.11)
   message(FATAL_ERROR "Octavo needs torch >= 2.11 in ${Python_EXECUTABLE}: "
                       "install torch first, then build with --no-build-isolation")
 endif()

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from octavo.built_with import TORCH
 
 import octavo
 
@@ -155,6 +156,23 @@ def test_the_core_needs_no_torch_and_the_rest_says_that_it_does(tmp_path):
 
     given = f"-DTorch_DIR={Path(torch.utils.cmake_prefix_path) / 'Torch'}"
     run("cmake", "-S", everything, "-B", tmp_path / "all-build", "-G", "Ninja", given, **path)
+
+
+def test_another_release_of_torch_is_refused(tmp_path):
+    torch = tmp_path / "torch"
+    for header, text in {
+        "ATen/ATen.h": "",
+        "torch/headeronly/version.h": "".join(
+            f"#define TORCH_VERSION_{part} {number}\n" for part, number in (("MAJOR", 2), ("MINOR", 12), ("PATCH", 1))
+        ),
+    }.items():
+        path = torch / "include" / header
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    source = project(tmp_path / "consumer", "find_package(octavo REQUIRED)")
+    given = ("-G", "Ninja", f"-Doctavo_DIR={octavo.cmake_dir()}", f"-DTorch_DIR={torch / 'share/cmake/Torch'}")
+    said = " ".join(run("cmake", "-S", source, "-B", tmp_path / "build", *given, ok=False).split())
+    assert f"was built with torch {TORCH.partition('+')[0]}, and {torch}" in said and "is torch '2.12.1'" in said
 
 
 def test_an_unknown_component_is_refused(tmp_path):
