@@ -276,7 +276,7 @@ def alone_in_a_context(rank: int, passes: bool) -> list[float]:
     """Rank 0 makes a pass of its own between forward and backward."""
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
-    engine, losses = engine_of(model, 3, gather_mib=1e-5), []
+    engine, losses = engine_of(model, 3, gather_mib=2e-4, reuse_mib=0), []
     for _ in range(4):
         loss = engine(inputs_of(rank)).square().mean()
         with engine.gathered(), torch.no_grad():
