@@ -14,6 +14,11 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def threads_of_rank(nproc: int) -> int:
+    """Returns the number of threads for each of ``nproc`` ranks that share this machine's cores."""
+    return max(1, usable_cores() // nproc)
+
+
 def check_local_ranks(nproc: int, cores: int) -> None:
     """Raises ValueError for more ranks on one machine than make sense."""
     if nproc > RANKS_PER_CORE * cores:

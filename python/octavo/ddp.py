@@ -36,11 +36,7 @@ def compress_ddp(
 ) -> Handle:
     """Does what ``octavo.compress`` does, for a DDP model."""
     _require_hookable(model)
-    parameters = {
-        plain_name(name): p
-        for name, p in model.module.named_parameters()
-        if p.requires_grad and not _is_left_out(model, name)
-    }
+    parameters = {name: p for name, p in _of_reducer(model).items() if p.requires_grad}
     joined = joined_optimizer(optimizer, "ddp.compress")
     host_size = _host_size(ranks_per_host, model.process_group)
     if joined is None:
@@ -83,9 +79,14 @@ def compress_ddp(
     return handle
 
 
-def _is_left_out(model: DistributedDataParallel, name: str) -> bool:
-    """Whether DDP's reducer leaves a parameter out. It names those of the root module with a dot before."""
-    return (name if "." in name else f".{name}") in model.parameters_to_ignore
+def _of_reducer(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
+    """Returns the parameters that DDP's reducer takes, where they need a gradient. In what it is told to ignore, it
+    finds those of the root module with a dot before their names."""
+    return {
+        plain_name(name): parameter
+        for name, parameter in model.module.named_parameters()
+        if (name if "." in name else f".{name}") not in model.parameters_to_ignore
+    }
 
 
 def _require_hookable(model: DistributedDataParallel) -> None:
@@ -127,11 +128,7 @@ def _register_hook(
 def _watch_frozen(model: DistributedDataParallel) -> None:
     """Warns once where a parameter that is frozen now no longer is in a forward pass: DDP averages no gradient of
     it."""
-    frozen = {
-        plain_name(name): p
-        for name, p in model.module.named_parameters()
-        if not p.requires_grad and not _is_left_out(model, name)
-    }
+    frozen = {name: p for name, p in _of_reducer(model).items() if not p.requires_grad}
 
     def warn_of_unfrozen(*_: object) -> None:
         name = next((name for name, parameter in frozen.items() if parameter.requires_grad), None)

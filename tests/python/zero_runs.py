@@ -80,6 +80,10 @@ def train(engine: Engine, rank: int, steps: int = 4) -> list[float]:
     return losses
 
 
+def of_plain(rank: int, stage: int = 1) -> list[float]:
+    return train(engine_of(net(), stage), rank)
+
+
 def average_gradients(model: nn.Module) -> None:
     """Averages gradients as DistributedDataParallel does, for what it refuses or gets wrong."""
     for parameter in model.parameters():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from octavo.bench.hosts import RATES, Hosts, why_no_hosts
 from octavo.bench.ranks import is_rank
-from octavo.cores import usable_cores
+from octavo.cores import threads_of_rank
 
 DEADLINE_S = 3600.0
 PORT = 29511
@@ -53,8 +53,7 @@ def run_job(command: Sequence[str], nproc: int, link: str | None) -> str:
 def _run_here(command: list[str], nproc: int, folder: str) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
     torchrun.append(f"--log-dir={folder}")  # its own would be left in the folder of temporary files
-    threads = str(max(1, usable_cores() // nproc))  # as octavo train has it
-    environment = {"OMP_NUM_THREADS": threads, **os.environ}
+    environment = {"OMP_NUM_THREADS": str(threads_of_rank(nproc)), **os.environ}
     process = subprocess.Popen(
         [*torchrun, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -9,12 +9,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from zero_runs import engine_of, error_of, inputs_of, net, train
-
-
-def of_plain(rank: int, stage: int = 1) -> list[float]:
-    return train(engine_of(net(), stage), rank)
-
+from zero_runs import engine_of, error_of, inputs_of, net, of_plain, train
 
 # ---- gradients that are none of a step
 

@@ -15,14 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, spectral_norm, vector_to_parameters, weight_norm
-from zero_runs import adamw, engine_of, error_of, inputs_of, net, train
+from zero_runs import adamw, engine_of, error_of, inputs_of, net, of_plain, train
 
 import octavo
-
-
-def of_plain(rank: int, stage: int = 1) -> list[float]:
-    return train(engine_of(net(), stage), rank)
-
 
 # ---- where the memory of parameters comes from
 

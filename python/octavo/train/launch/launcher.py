@@ -26,7 +26,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from octavo.cores import check_local_ranks, usable_cores
+from octavo.cores import check_local_ranks, threads_of_rank, usable_cores
 from octavo.train.config import TrainConfig
 from octavo.train.errors import ERROR_MARK, EXIT_JOB, EXIT_PEER, sentence, tracebacks_wanted
 from octavo.train.launch.local_ranks import STOP_SIGNALS, LocalRanks, blame
@@ -160,7 +160,7 @@ def _environment(config: TrainConfig, rank: int, port: int) -> dict[str, str]:
     env = dict(os.environ)
     env.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(config.nproc), LOCAL_WORLD_SIZE=str(config.nproc))
     env.update({"MASTER_ADDR": HOST, "MASTER_PORT": str(port), PARENT_STORE: "1"})
-    env.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // config.nproc)))
+    env.setdefault("OMP_NUM_THREADS", str(threads_of_rank(config.nproc)))
     env.setdefault("TOKENIZERS_PARALLELISM", "false")
     env.setdefault("PYTHONSAFEPATH", "1")  # from Python 3.11 on: `python -m` ignores modules in the user's folder
     if "lo" in (name for _, name in socket.if_nameindex()):
