@@ -14,7 +14,7 @@ namespace octavo {
 
 namespace {
 
-using Copy = void (*)(std::uint8_t* to, const std::uint8_t* from, std::uint64_t bytes);
+using CopyBytes = void (*)(std::uint8_t* to, const std::uint8_t* from, std::uint64_t bytes);
 
 void copy_cached(std::uint8_t* to, const std::uint8_t* from, std::uint64_t bytes) { std::memcpy(to, from, bytes); }
 
@@ -37,21 +37,48 @@ void copy_uncached(std::uint8_t* to, const std::uint8_t* from, std::uint64_t byt
 #endif
 }
 
-void copy_by_threads(Copy copy, void* to, const void* from, std::uint64_t bytes) {
+/// Calls copy(first, bytes) for the parts of all `bytes`, one for each thread.
+template <typename Copy>
+void by_threads(std::uint64_t bytes, const Copy& copy) {
   constexpr std::int64_t kGrain = 1 << 20;
   at::parallel_for(0, static_cast<std::int64_t>(bytes), kGrain, [&](std::int64_t first, std::int64_t last) {
-    copy(static_cast<std::uint8_t*>(to) + first, static_cast<const std::uint8_t*>(from) + first,
-         static_cast<std::uint64_t>(last - first));
+    copy(static_cast<std::uint64_t>(first), static_cast<std::uint64_t>(last - first));
   });
 }
+
+CopyBytes copy_out_of(std::uint64_t bytes) {
+  constexpr std::uint64_t kLarge = 1U << 22;
+  return bytes < kLarge ? copy_cached : copy_uncached;
+}
+
+std::uint8_t* bytes_at(void* memory) { return static_cast<std::uint8_t*>(memory); }
+const std::uint8_t* bytes_at(const void* memory) { return static_cast<const std::uint8_t*>(memory); }
 
 }  // namespace
 
 void copy_out(void* to, const void* from, std::uint64_t bytes) {
-  constexpr std::uint64_t kLarge = 1U << 22;
-  copy_by_threads(bytes < kLarge ? copy_cached : copy_uncached, to, from, bytes);
+  const CopyBytes copy = copy_out_of(bytes);
+  by_threads(bytes, [&](std::uint64_t first, std::uint64_t count) {
+    copy(bytes_at(to) + first, bytes_at(from) + first, count);
+  });
 }
 
-void copy_in(void* to, const void* from, std::uint64_t bytes) { copy_by_threads(copy_cached, to, from, bytes); }
+void copy_in(void* to, const void* from, std::uint64_t bytes) {
+  by_threads(bytes, [&](std::uint64_t first, std::uint64_t count) {
+    copy_cached(bytes_at(to) + first, bytes_at(from) + first, count);
+  });
+}
+
+void copy_in_and_out(void* in, void* out, const void* from, std::uint64_t bytes) {
+  constexpr std::uint64_t kPart = 1U << 14;  // stays in the first cache between the two
+  const CopyBytes copy = copy_out_of(bytes);
+  by_threads(bytes, [&](std::uint64_t first, std::uint64_t count) {
+    for (std::uint64_t at = first; at < first + count; at += kPart) {
+      const std::uint64_t part = std::min(kPart, first + count - at);
+      copy_cached(bytes_at(in) + at, bytes_at(from) + at, part);
+      copy(bytes_at(out) + at, bytes_at(from) + at, part);
+    }
+  });
+}
 
 }  // namespace octavo

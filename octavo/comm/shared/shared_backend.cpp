@@ -178,18 +178,11 @@ SharedBackend::WorkPtr SharedBackend::begun(std::unique_ptr<Posting> posting, mi
   return work;
 }
 
-at::Tensor SharedBackend::copy_of(const at::Tensor& sent) {
-  at::Tensor room = ranks_->room(sent.nbytes());
-  copy_in(bytes_of(room), bytes_of(sent), sent.nbytes());
-  return room;
-}
-
-/// Lays out one copy, which all ranks read.
-std::unique_ptr<Posting> SharedBackend::post_to_all(const at::Tensor& sent) {
-  const at::Tensor room = ranks_->contains(sent) ? sent : copy_of(sent);
+/// Lets all ranks read the same memory.
+std::unique_ptr<Posting> SharedBackend::post_to_all(const at::Tensor& room) {
   const auto world = static_cast<std::size_t>(getSize());
-  return post_room(room, std::vector<Parcel>(world, {0, sent.nbytes()}),
-                   std::vector<std::uint64_t>(world, sent.nbytes()));
+  return post_room(room, std::vector<Parcel>(world, {0, room.nbytes()}),
+                   std::vector<std::uint64_t>(world, room.nbytes()));
 }
 
 SharedBackend::WorkPtr SharedBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -225,17 +218,22 @@ SharedBackend::WorkPtr SharedBackend::_allgather_base(at::Tensor& output, at::Te
                                                       const c10d::AllgatherOptions& options) {
   if (!is_plain(output) || !is_plain(input)) return beside_->_allgather_base(output, input, options);
   require_whole(output, input, getSize());
-  const auto finish = [output, input](const Posting& posting) {
+  const std::uint64_t bytes = input.nbytes();
+  std::uint8_t* const own = bytes_of(output) + static_cast<std::uint64_t>(getRank()) * bytes;
+  const bool is_in_place = own == bytes_of(input), is_laid_out = ranks_->contains(input);
+  at::Tensor room = is_laid_out ? input : ranks_->room(bytes);
+  if (!is_laid_out && is_in_place) copy_in(bytes_of(room), own, bytes);
+  if (!is_laid_out && !is_in_place) copy_in_and_out(bytes_of(room), own, bytes_of(input), bytes);
+  const bool lacks_own = is_laid_out && !is_in_place;
+  const auto finish = [output, input, bytes, lacks_own](const Posting& posting) {
     for (int peer = 0; peer < posting.world_size(); ++peer) {
-      std::uint8_t* const to = bytes_of(output) + static_cast<std::uint64_t>(peer) * input.nbytes();
-      if (peer != posting.rank()) {
-        copy_out(to, posting.from(peer), input.nbytes());
-      } else if (to != bytes_of(input)) {
-        copy_out(to, bytes_of(input), input.nbytes());
-      }
+      const bool is_own = peer == posting.rank();
+      if (is_own && !lacks_own) continue;
+      copy_out(bytes_of(output) + static_cast<std::uint64_t>(peer) * bytes,
+               is_own ? bytes_of(input) : posting.from(peer), bytes);
     }
   };
-  return begun(post_to_all(input), options.timeout, finish);
+  return begun(post_to_all(room), options.timeout, finish);
 }
 
 SharedBackend::WorkPtr SharedBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -270,13 +268,13 @@ SharedBackend::WorkPtr SharedBackend::allreduce(std::vector<at::Tensor>& tensors
     }
     add_in_rank_order(own, summands);
   };
-  const at::Tensor room = copy_of(own);  // a copy, because the sum is written to `own` while others still read
+  const at::Tensor room = ranks_->room(own.nbytes());  // never `own`, which takes the sum while others still read
+  copy_in(bytes_of(room), bytes_of(own), own.nbytes());
   return begun(post_to_all(room), options.timeout, finish);
 }
 
 SharedBackend::WorkPtr SharedBackend::barrier(const c10d::BarrierOptions& options) {
-  const at::Tensor nothing = at::empty({0}, at::kByte);
-  return begun(post_to_all(nothing), options.timeout, [](const Posting&) {});
+  return begun(post_to_all(ranks_->room(0)), options.timeout, [](const Posting&) {});
 }
 
 Reached reach_by_shared_memory(c10::intrusive_ptr<c10d::Backend> backend, std::optional<bool> wanted,

@@ -54,8 +54,7 @@ class OCTAVO_API SharedBackend final : public c10d::Backend {
 
  private:
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
-  at::Tensor copy_of(const at::Tensor& sent);
-  std::unique_ptr<Posting> post_to_all(const at::Tensor& sent);
+  std::unique_ptr<Posting> post_to_all(const at::Tensor& room);
   std::unique_ptr<Posting> post_room(const at::Tensor& room, std::span<const Parcel> parcels,
                                      std::vector<std::uint64_t> expected);
   WorkPtr begun(std::unique_ptr<Posting> posting, std::chrono::milliseconds timeout,

@@ -344,7 +344,9 @@ void expect_same_step(Compressor& plain, Compressor& scaled, int rank, int step)
   plain.reduce(expected, kSlots);
   scaled.reduce(bucket, kSlots);
   EXPECT_TRUE(at::equal(bucket / scale, expected)) << "step " << step;
-  if (scale < 0x1p60) EXPECT_EQ(plain.gradient_powers(), scaled.gradient_powers());  // larger squares are infinite
+  if (scale < 0x1p60) {  // larger squares are infinite
+    EXPECT_EQ(plain.gradient_powers(), scaled.gradient_powers());
+  }
 }
 
 /// A loss scale changes only the scale of the result, in all later steps, too.
