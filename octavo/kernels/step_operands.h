@@ -34,7 +34,7 @@ OCTAVO_RULE constexpr std::uint64_t state_bytes(StateFormat format, std::uint64_
 
 struct StateView {
   void* values = nullptr;
-  float* scales = nullptr;  // null where there are no codes
+  float* scales = nullptr;  // finite; null where there are no codes
   StateFormat format = StateFormat::float32;
 
   OCTAVO_RULE StateView from(std::uint64_t offset) const {

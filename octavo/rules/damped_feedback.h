@@ -14,8 +14,12 @@ OCTAVO_RULE float damped_value(float value, float part, float owed, float estima
   return (value + part * owed) - estimate;
 }
 
-/// Returns what is owed after receivers have taken `received` for the value; 0 where the difference is not a finite
-/// number.
-OCTAVO_RULE float owed_after(float value, float owed, float received) { return left_over_of(value + owed, received); }
+/// Returns what is owed after receivers have taken `received` for the value: at most 2^125 in magnitude, which a block
+/// of codes may have as its largest value (is_sendable()); 0 where the difference is not a finite number.
+OCTAVO_RULE float owed_after(float value, float owed, float received) {
+  constexpr float kMost = 0x1p125F;
+  const float rest = left_over_of(value + owed, received);
+  return chosen(rest > kMost, kMost, chosen(rest < -kMost, -kMost, rest));
+}
 
 }  // namespace octavo::rules

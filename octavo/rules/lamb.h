@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "octavo/rules/portable.h"
+#include "octavo/rules/float_bits.h"
 
 /// LAMB (You et al. 2020): a step in Adam's direction, whose size is proportional to the norm of the tensor itself.
 namespace octavo::rules {
@@ -16,11 +16,15 @@ struct LambStep {
   float weight_decay;
 };
 
+/// Updates both moments. A gradient whose square is not finite changes nothing: it would stop its element for ever
+/// (adamw_takes()).
 OCTAVO_RULE void lamb_moments(const LambStep& s, float gradient, float& mean, float& square) {
+  const float squared = gradient * gradient;
   // The sum starts from whichever of the two is nearer to the result, as in adamw_mean().
-  mean = s.beta1_complement < 0.5F ? mean + s.beta1_complement * (gradient - mean)
-                                   : gradient + (s.beta1_complement - 1) * (gradient - mean);
-  square = s.beta2 * square + s.beta2_complement * (gradient * gradient);
+  const float moved = s.beta1_complement < 0.5F ? mean + s.beta1_complement * (gradient - mean)
+                                                : gradient + (s.beta1_complement - 1) * (gradient - mean);
+  mean = chosen(is_finite(squared), moved, mean);
+  square = chosen(is_finite(squared), s.beta2 * square + s.beta2_complement * squared, square);
 }
 
 /// Returns the direction of a step. The step is the direction times lr times the norm of the parameter / the norm of

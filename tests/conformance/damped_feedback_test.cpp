@@ -54,6 +54,14 @@ TEST(DampedFeedback, APartOfWhatIsOwedIsAddedAndTheRestStays) {
   EXPECT_EQ(next, (std::vector<float>{2 + 8 - 3, 4 - 4 - 3, 0})) << "nothing is owed of what is no number";
 }
 
+/// What is owed may be kept as int8 blocks, whose scale is no number where a value is 2^126 or larger.
+TEST(DampedFeedback, WhatIsOwedCanBeKeptInBlocks) {
+  const std::vector<float> gradient = {1e38F, -3e38F, 1e30F}, received = {0, 3e37F, 0};
+  std::vector<float> next(3);
+  tested().keep_owed({}, EncodeInput{gradient.data()}, nullptr, received.data(), 3, next.data());
+  EXPECT_EQ(next, (std::vector<float>{0x1p125F, -0x1p125F, 1e30F}));
+}
+
 }  // namespace
 
 }  // namespace octavo::conformance

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/rules/lamb.h"
 
+#include <cmath>
+#include <limits>
+#include <vector>
+
 #include "tests/conformance/conformance.h"
 
 namespace octavo::conformance {
@@ -33,6 +37,19 @@ TEST(Lamb, EqualsReference) {
       got.direction.expect_untouched_around();
     }
   }
+}
+
+TEST(Lamb, AGradientWhoseSquareIsNotFiniteChangesNoMoment) {
+  const rules::LambStep step{0.1F, 0.999F, 0.001F, 0.5F, 0.25F, 1e-6F, 0.01F};
+  const std::vector<float> gradient = {1e20F, std::numeric_limits<float>::infinity(), std::nanf(""), 1e18F};
+  std::vector<float> mean(4, 0.5F), square(4, 0.25F);
+  tested().lamb_moments({}, step, 4, gradient.data(), mean.data(), square.data());
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(mean[i], 0.5F) << i;
+    EXPECT_EQ(square[i], 0.25F) << i;
+  }
+  EXPECT_GT(mean[3], 1e16F);
+  EXPECT_GT(square[3], 1e32F);
 }
 
 }  // namespace

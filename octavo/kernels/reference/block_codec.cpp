@@ -119,7 +119,7 @@ void decode_blocks(Queue, Payload payload, std::uint64_t count, std::uint64_t bl
       if (!Rule::kHasScale) has_numbers &= rules::is_finite(value);
       store(how, value, out[first + i]);
     }
-    if (nonfinite && !has_numbers) *nonfinite = 1;
+    report(has_numbers, nonfinite);
   });
 }
 

@@ -15,7 +15,7 @@ void add_to_estimate(Queue, const float* sent, const float* estimate, std::uint6
                      float* out, float* next, std::uint32_t* nonfinite) {
   for (std::uint64_t i = 0; i < count; ++i) {
     const float before = estimate ? estimate[i] : 0.0F, value = rules::received_value(before, sent[i]);
-    if (nonfinite && !rules::is_finite(value)) *nonfinite = 1;
+    report(rules::is_finite(value), nonfinite);
     if (next) next[i] = rules::next_estimate(before, sent[i], share);
     if (out) store(how, value, out[i]);
   }

@@ -32,7 +32,7 @@ void multiply_factors(Queue, const EncodeInput& in, const rules::LowRank& shape,
   for (std::uint64_t i = first * shape.columns; i < (first + count) * shape.columns; ++i) {
     const float result = rules::product(shape, left, right, i / shape.columns, i % shape.columns);
     if (next) next[i] = residual_at(in, i, rules::left_over_of(value_at(in, i), result));
-    if (nonfinite && !rules::is_finite(result)) *nonfinite = 1;
+    report(rules::is_finite(result), nonfinite);
     out[i] = result;
   }
 }

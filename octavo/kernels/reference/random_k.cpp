@@ -29,7 +29,7 @@ void scatter_random(Queue, const float* sent, std::uint64_t count, const rules::
                     std::uint32_t* nonfinite) {
   if (how != Store::add) std::fill_n(out, count, 0.0F);
   for (std::uint64_t j = 0; j < shape.kept_in(count); ++j) {
-    if (nonfinite && !rules::is_finite(sent[j])) *nonfinite = 1;
+    report(rules::is_finite(sent[j]), nonfinite);
     store(how, sent[j], out[shape.index(j, count)]);
   }
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "octavo/kernels/reference/table.h"
 #include "octavo/kernels/step_operands.h"
 
 namespace octavo::reference {
@@ -22,7 +23,7 @@ void update_elements(const StepOperands& block, std::uint64_t count, Update upda
   for (std::uint64_t i = 0; i < count; ++i) {
     float parameter = parameter_at(block, i);
     const bool taken = update(gradient_at(block, i), parameter, i);
-    if (!taken && block.nonfinite) *block.nonfinite = 1;
+    report(taken, block.nonfinite);
     store_parameter(block, i, parameter);
   }
 }

@@ -83,7 +83,7 @@ void scatter_top(Queue, const float* sent, const std::uint32_t* indices, std::ui
     const auto word_at = [&](std::uint64_t word) { return indices[tile.first_word + word]; };
     layout.for_each(word_at, [&](std::uint64_t j, std::uint64_t index) {
       const float value = sent[tile.first_kept + j];
-      if (nonfinite && !rules::is_finite(value)) *nonfinite = 1;
+      report(rules::is_finite(value), nonfinite);
       store(how, value, out[tile.first + index]);
     });
   });
