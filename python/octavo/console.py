@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 
@@ -17,4 +20,30 @@ def make_console() -> Console:
     model writes any."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
+    return Console(file=_Stdout(), width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
+
+
+class _Stdout:
+    """stdout, where what cannot be written, to a file on a full disk for example, is an OSError that says so. The error
+    of a pipe that nobody reads is passed on, because rich ends the command then."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
+
+    def write(self, text: str) -> int:
+        with _told():
+            return sys.stdout.write(text)
+
+    def flush(self) -> None:
+        with _told():
+            sys.stdout.flush()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(f"[console] what this command prints cannot be written to stdout: {error.strerror}") from error

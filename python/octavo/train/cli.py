@@ -178,7 +178,7 @@ def _run(config: TrainConfig) -> int:
         if run.outer:
             octavo._C.Outer.require_plan(run.parsed_plan)
     if config.gather is not None:
-        octavo._C.require_gather(octavo.Plan(config.gather))
+        _require_gather(config.gather)
     # The heavy imports come after the options are known to be good.
     from octavo.train.launch.world import launched_outside
 
@@ -191,6 +191,16 @@ def _run(config: TrainConfig) -> int:
         from octavo.train.launch.launcher import launch
 
     return launch(config)
+
+
+def _require_gather(text: str) -> None:
+    try:
+        octavo._C.require_gather(octavo.Plan(text))
+    except ValueError as error:
+        raise ValueError(
+            f"[train.config] --gather {text}: parameters are gathered by a codec alone, such as int8, bf16 or fp8, "
+            f"which sends all values in a fixed number of bytes, rounded to the nearest code"
+        ) from error
 
 
 def _stop(error: Exception, code: int) -> NoReturn:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from octavo.durable_files import printable
 from octavo.train.errors import refuse
 from octavo.train.optimizer_names import ADAMS, BETA2, ELEMENTWISE, ONEBIT, OPTIMIZERS, SIGN_STEPPED, STEPPED_ALONE
 from octavo.train.plan_text import are_possible, split_rounds
@@ -82,6 +83,11 @@ def _check_names(config: TrainConfig) -> None:
         refuse("--plan is empty; dense, int4+ef and sign+ef are plans")
     if not config.out:
         refuse("--out is empty; it must name a directory")
+    if printable(config.out) != config.out:
+        refuse(
+            f"--out {printable(config.out)} is no valid UTF-8, and the packages that write models and tokenizers take "
+            f"such names alone: name another directory"
+        )
 
 
 def _check_name(option: str, name: str, known: tuple[str, ...]) -> None:

@@ -21,7 +21,7 @@ from octavo.train import devices, errors, evaluate
 from octavo.train.checkpoint import restore, run_folder, training_state
 from octavo.train.checkpoint.restore import Found
 from octavo.train.checkpoint.shared_disk import Disk, find_disk
-from octavo.train.checkpoint.writer import CheckpointWriter, step_folder
+from octavo.train.checkpoint.writer import CheckpointWriter, point_to, step_folder
 from octavo.train.config import TrainConfig
 from octavo.train.data.training_data import Data, load_data
 from octavo.train.launch.world import World, ranks
@@ -133,9 +133,20 @@ def _open(
     identity, record = _claim(config, world, disk, data, model)
     folder, key = Path(config.out) / run_folder.CHECKPOINT, run_folder.key_of(identity)
     found = None if config.fresh else restore.newest_checkpoint(world, disk, folder, key, _warn)
+    if found and disk.is_leader:
+        _mend_links(folder, found.step, disk)
     precision = record["resolved"].get("precision", precision) if record else precision
     earlier_steps = record["identity"]["steps"] if record else config.steps
     return _Run(config, world, data, disk, identity, precision, found, earlier_steps)
+
+
+def _mend_links(folder: Path, step: int, disk: Disk) -> None:
+    """Lets the links lead to the step that the run continues from, where somebody has removed them. What cannot be
+    mended is no reason to end the job."""
+    try:
+        point_to(folder, step, disk.has_model)
+    except OSError as error:
+        _warn(f"the links in {folder} do not lead to the checkpoint of step {step}: {error.strerror or error}")
 
 
 def _claim(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 import types
 from pathlib import Path
@@ -86,9 +87,13 @@ def test_version_and_cmake_dir(octavo_cli):
     ("options", "words"),
     [
         ("--zero 1 --outer 4", "--zero 1 and rounds of local steps exclude each other"),
-        ("--zero 1 --gather int9", "int9"),
+        (
+            "--zero 1 --gather int9",
+            "--gather int9: parameters are gathered by a codec alone, such as int8, bf16 or fp8",
+        ),
         ("--zero 1 --gather int8+ef", "parameters are gathered by a codec alone, such as int8, bf16 or fp8"),
-        ("--zero 1 --gather topk:0.1", "topk:0.1"),
+        ("--zero 1 --gather topk:0.1", "--gather topk:0.1: parameters are gathered by a codec alone"),
+        (f"--out {os.fsdecode(b'caf' + bytes([0xE9]))}", "--out caf\ufffd is no valid UTF-8"),
         ("--device tpu", "--device must be auto, cpu, cuda, xpu or sycl, not 'tpu'"),
         ("--steps 0", "--steps must be at least 1, not 0"),
         (

@@ -92,6 +92,20 @@ def test_output_that_nobody_reads_ends_a_rank_with_a_sentence(play):
     assert status == EXIT_JOB and "what reads this command's output is gone" in said
 
 
+def test_output_that_cannot_be_written_is_told_as_such(play, monkeypatch):
+    script = """
+        from octavo.train.config import TrainConfig
+        from octavo.train.launch import rank_main
+
+        sys.stdout = open("/dev/full", "w")
+        rank_main.run_job = lambda config, world, console: console.print("a line")
+        rank_main.run_rank(TrainConfig())
+    """
+    status, said, _ = play(script, nproc=1)
+    assert status == EXIT_JOB
+    assert "[console] what this command prints cannot be written to stdout: No space left on device" in said
+
+
 def test_a_rank_that_is_done_ends_without_tearing_the_interpreter_down(play):
     """In a teardown, a thread of Gloo that releases a Python tensor aborts the process, once in some 40 jobs."""
     script = """

@@ -117,6 +117,18 @@ def test_the_same_command_on_a_finished_run_shows_its_summary(world, golden):
     assert read_curve(Path(config.out)) == before
 
 
+def test_links_that_somebody_removed_lead_to_the_checkpoint_again(world, golden, tmp_path, capsys):
+    config = nano_config(tmp_path)
+    shutil.copytree(golden[0].out, config.out, symlinks=True)
+    checkpoints = Path(config.out) / run_folder.CHECKPOINT
+    for name in ("latest", "config.json"):
+        (checkpoints / name).unlink()
+    run_job(config, world, None)
+    assert (checkpoints / "latest").readlink() == Path("step-000008")
+    assert json.loads((checkpoints / "config.json").read_text())["model_type"] == "llama"
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("damaged", ["{half", "[]", "{}"])
 def test_a_damaged_summary_is_written_again(world, golden, tmp_path, capsys, damaged):
     config = nano_config(tmp_path)

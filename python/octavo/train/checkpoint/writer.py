@@ -66,6 +66,19 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted((int(match[1]) for match in found if match), reverse=True)
 
 
+def point_to(folder: Path, step: int, has_model: bool) -> None:
+    """Lets the links of `folder` lead to the checkpoint of `step`. Those that do already are left alone."""
+    targets = {LATEST: step_folder(folder, step).name}
+    if has_model:
+        private = (manifest.NAME, OPTIMIZER, TRAINER)
+        names = (path.name for path in step_folder(folder, step).iterdir())
+        targets |= {n: f"{LATEST}/{n}" for n in names if n not in private and not n.startswith("rank-")}
+    for name, target in targets.items():
+        link = folder / name
+        if not (link.is_symlink() and os.readlink(link) == target):
+            durable_files.point_link(link, target)
+
+
 class CheckpointWriter:
     """Writes the steps of one run. Every method is called by all ranks together."""
 
@@ -98,7 +111,7 @@ class CheckpointWriter:
             lambda: write_shared(aside),
             lambda: self._on_leader(lambda: manifest.write(aside, step, self._world.size, self._fingerprint)),
             lambda: self._on_leader(lambda: _publish(aside, step_folder(self._folder, step))),
-            lambda: self._on_leader(lambda: self._point_to(step)),
+            lambda: self._on_leader(lambda: point_to(self._folder, step, self._disk.has_model)),
         )
         # A phase begins once all ranks have ended the one before: no disk publishes a step at which another disk
         # failed.
@@ -123,16 +136,6 @@ class CheckpointWriter:
         path = aside / rank_file(self._world.rank, self._world.size)
         save_tree(path, rank_state, f"rank-{self._world.rank}")
         durable_files.sync_file(path)
-
-    def _point_to(self, step: int) -> None:
-        durable_files.point_link(self._folder / LATEST, step_folder(self._folder, step).name)
-        if not self._disk.has_model:
-            return
-        private = (manifest.NAME, OPTIMIZER, TRAINER)
-        for path in step_folder(self._folder, step).iterdir():
-            link = self._folder / path.name
-            if path.name not in private and not path.name.startswith("rank-") and not link.is_symlink():
-                durable_files.point_link(link, f"{LATEST}/{path.name}")
 
     def _prune(self) -> None:
         if len(self._good) < KEEP:
