@@ -37,7 +37,7 @@ auto on_graph(long graph_id, at::IntArrayRef ids, Body body, const char* what = 
       std::ostringstream place;
       place << error.what() << " (graph " << graph_id;
       if (!ids.empty()) place << ", " << what << ' ' << dc::join_as_str(ids, ", ", 100);
-      if (engine != nullptr) place << ", rank " << engine->rank();
+      if (engine != nullptr && engine->has_ranks()) place << ", rank " << engine->rank();
       place << ')';
       throw Error(error.code(), place.str());
     }

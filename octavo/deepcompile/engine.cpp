@@ -40,7 +40,13 @@ Engine::Engine(c10::intrusive_ptr<c10d::ProcessGroup> process_group, c10::intrus
   init(std::move(process_group), std::move(backend), bucket_size, std::move(options));
 }
 
-Engine::~Engine() = default;
+/// The values that lie on the host are of tensors that outlive the engine.
+Engine::~Engine() {
+  try {
+    restore();
+  } catch (...) {  // the device has no memory left, or is lost: whoever reads the values is told that they are away
+  }
+}
 
 void Engine::init(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_ptr<c10d::Backend> backend,
                   std::int64_t bucket_size, EngineOptions options) {

@@ -86,6 +86,8 @@ class OCTAVO_API Engine {
   /// Forgets the model. The engine may then be given another one.
   void cleanup();
 
+  /// Whether init() was called: only then is there a rank.
+  bool has_ranks() const { return backend_ != nullptr; }
   int rank() const;
 
   // ---- registration: where it throws Error invalid_argument nothing has changed
@@ -130,7 +132,8 @@ class OCTAVO_API Engine {
   void start_forward();
   void end_forward();
   /// Must be called before the backward pass of all graphs. `update`: parameters change after the pass. Throws Error
-  /// invalid_argument where a graph has gradients of a pass before, which was neither ended nor given up.
+  /// invalid_argument where a graph has gradients of a pass before, which was neither ended nor given up, and where the
+  /// last pass of a step in stage 1 has left out end_backward() of a graph with gradients of earlier micro-batches.
   void start_backward(bool update);
   at::Tensor reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id);
   /// Reduces a gradient as CustomOpExecutor::takeGrad() does; a copy of it where its memory is not its own.
@@ -140,7 +143,9 @@ class OCTAVO_API Engine {
   /// Does what end_backward() does. Throws Error invalid_argument where reduce_grads() was not called before with
   /// `n_grads` gradients of the graph: a compiler may drop an operator without a word.
   void finish_backward(long graph_id, std::int64_t n_grads);
-  /// Must be called after the backward pass of a graph: what the graph has reduced is then in the gradient buffers.
+  /// Must be called after the backward pass of a graph: what the graph has reduced is then in the gradient buffers. In
+  /// stage 1 it must be called in the last pass of a step for every graph with gradients in the step, because sums of
+  /// earlier micro-batches are reduced then.
   /// `release_reduce_buckets` is for the last graph of a pass: the buckets' memory is given up until the next pass,
   /// unless another graph's gradients wait there. Throws Error invalid_argument where wait_params() was not called
   /// after each allgather_params_fused() of the graph: gradients may then be wrong.
@@ -268,6 +273,7 @@ class OCTAVO_API Engine {
   void end_reductions(long graph_id);
   void note_gradient(long graph_id);
   void forget_sums();
+  void require_all_reduced() const;
   CustomOpExecutor& executor(long graph_id) const;
   Z3CustomOpExecutor& z3_executor(long graph_id) const;
   TensorOffload& offload_of(long graph_id);

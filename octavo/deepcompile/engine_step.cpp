@@ -58,11 +58,23 @@ void Engine::start_backward(bool update) {
          join_as_str(open_graphs_, ", ", 100), "] have gradients of it: call end_backward() for each of them, or ",
          "give_up_pass() of the engine after an error");
   }
+  if (begins_step_) require_all_reduced();
   is_in_pass_ = true;
   if (std::exchange(begins_step_, update)) param_registry->accumulation().reduced.clear();
   has_sent_before_ = !param_registry->accumulation().reduced.empty();
   if (sum_) sum_->begin_pass();
   for (auto& [id, executor] : executors) executor->startBackward(update);
+}
+
+/// Throws where the last pass of a step has left out a graph whose gradients of earlier micro-batches waited for it.
+void Engine::require_all_reduced() const {
+  std::vector<std::string> names;
+  for (const auto& [id, sum] : param_registry->accumulation().local) names.push_back(param_registry->nameOf(id));
+  if (names.empty()) return;
+  std::ranges::sort(names);
+  fail(ErrorCode::invalid_argument, kOfStep, "the step before lacks the gradients of ", join_as_str(names, ", ", 200),
+       ", which wait in stage 1 for end_backward() of their graph in the last pass of a step: call it for every graph ",
+       "there, or call drop_gradients() to begin a step without them");
 }
 
 at::Tensor Engine::reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id) {

@@ -98,8 +98,8 @@ at::Tensor CustomOpExecutor::allocate(const at::Tensor& gradient, long ds_id) {
   const at::ScalarType dtype = gradient.scalar_type();
   const std::int64_t count = gradient.numel();
   const auto filled = reduce_buckets_->getBuffer(dtype);
-  const bool is_empty = filled->getOffset() == 0;
-  if (!is_empty && (filled->shouldFlush(count) || isInBucket(dtype, ds_id))) flushReduceBucket(dtype);
+  const bool has_no_room = filled->getOffset() > 0 && filled->shouldFlush(count);
+  if (has_no_room || isInBucket(dtype, ds_id)) flushReduceBucket(dtype);
   const auto bucket = reduce_buckets_->getBuffer(dtype);
   bucket->reserve(count);
   return bucket->allocate(count);

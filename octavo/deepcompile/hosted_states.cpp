@@ -1,19 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/deepcompile/hosted_states.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace octavo::dc {
+
+namespace {
+
+/// is_alias_of() would look at the address, which values that are away do not have.
+bool share_memory(const at::Tensor& one, const at::Tensor& other) {
+  return one.storage().unsafeGetStorageImpl() == other.storage().unsafeGetStorageImpl();
+}
+
+}  // namespace
 
 void HostedStates::set(long ds_id, std::vector<at::Tensor> states) {
   std::vector<HostedTensor>& known = states_[ds_id];
   std::vector<HostedTensor> next;
   for (at::Tensor& state : states) {
-    const HostedTensor* same = nullptr;
-    for (const HostedTensor& one : known) {
-      if (one.values().storage().is_alias_of(state.storage())) same = &one;
-    }
-    next.push_back(same != nullptr ? *same : HostedTensor(std::move(state)));
+    const auto same =
+        std::ranges::find_if(known, [&](const HostedTensor& one) { return share_memory(one.values(), state); });
+    next.push_back(same != known.end() ? *same : HostedTensor(std::move(state)));
   }
   known = std::move(next);
 }

@@ -32,7 +32,7 @@ bool is_alone_in_its_memory(const at::Tensor& values) {
 HostedTensor::HostedTensor(at::Tensor values)
     : values_(std::move(values)), moves_(!values_.is_cpu() && is_alone_in_its_memory(values_)) {}
 
-std::int64_t HostedTensor::version() const { return changes_of(values_) + changes_of(on_host_); }
+std::int64_t HostedTensor::version() const { return changes_of(values_) + changes_of(on_host_) - changes_when_made_; }
 
 /// Returns the bytes as a tensor of its own, whose changes torch counts apart.
 at::Tensor HostedTensor::bytes_of(const at::Tensor& tensor) const {
@@ -47,6 +47,7 @@ void HostedTensor::offload(SideStreams& streams) {
     const at::Tensor memory = pinned_zeros({bytes()}, at::kByte, /*alignment_bytes=*/0, device.type());
     on_host_ = at::empty({0}, values_.options().device(at::kCPU))
                    .set_(memory.storage(), 0, values_.sizes(), values_.strides());
+    changes_when_made_ = changes_of(on_host_);
   }
   wait_for_reload();
   if (!has_copy_ || copied_version_ != changes_of(values_)) {

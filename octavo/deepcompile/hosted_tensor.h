@@ -47,7 +47,8 @@ class OCTAVO_API HostedTensor {
   at::Tensor bytes_of(const at::Tensor& tensor) const;
 
   at::Tensor values_;
-  at::Tensor on_host_;  // kept for the next time; counts changes that were made there
+  at::Tensor on_host_;                  // kept for the next time; counts changes that were made there
+  std::int64_t changes_when_made_ = 0;  // torch's count for on_host_ before there was any change
   bool moves_, is_away_ = false;
   bool has_copy_ = false;  // on_host_ has the values
   std::int64_t copied_version_ = 0;

@@ -20,6 +20,7 @@ namespace octavo::dc {
 
 /// Parameters that are gathered in one transfer.
 struct ParamGather::Flight {
+  std::uint64_t number;  // of the flights that were started before it
   c10::Device device;
   std::vector<long> ids;
   std::unique_ptr<GatherShards> schedule;
@@ -28,7 +29,9 @@ struct ParamGather::Flight {
 namespace {
 
 constexpr const char* kOfGather = "deepcompile.param_gather";
-constexpr std::size_t kMostFlights = 64;  // each takes up a place in memory that ranks share
+/// A flight is waited for before so many others are started after it, also one that nobody has waited for. Each takes
+/// up a place in memory that ranks share, and places are used in turn.
+constexpr std::uint64_t kMostFlights = 64;
 
 /// Gathers doubles as floats that hold their bits: an owner has both halves of its elements.
 Contribution halves_of_doubles(const at::Tensor& whole) {
@@ -80,7 +83,7 @@ void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarTyp
     wanted.push_back(all[i]);
   }
   if (needed.empty()) return;
-  if (flights_.size() == kMostFlights) wait(flights_.front()->ids.front());
+  if (!flights_.empty() && started_ - flights_.front()->number >= kMostFlights) wait(flights_.front()->ids.front());
   const c10::InferenceMode kept_for_training(false);  // what is allocated here outlives an evaluation
   std::vector<Contribution> tensors;
   std::uint64_t digest = rules::derive_key(started_ + 1, needed.size());
@@ -96,9 +99,9 @@ void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarTyp
   if (flags_->sync_before_allgather) synchronize(device);
   auto schedule = take_schedule(device);
   with_context([&] { return context(needed); }, [&] { schedule->begin(std::move(tensors), digest); });
-  ++started_;  // only now: where there was no memory, the same gather may be started again
   for (const long id : needed) registry_->beginGather(id);
-  flights_.push_back(std::make_unique<Flight>(Flight{device, std::move(needed), std::move(schedule)}));
+  flights_.push_back(std::make_unique<Flight>(Flight{started_, device, std::move(needed), std::move(schedule)}));
+  ++started_;  // only now: where there was no memory, the same gather may be started again
   if (!flags_->sync_after_allgather) return;
   wait(flights_.back()->ids.front());
   synchronize(device);

@@ -19,8 +19,8 @@
 namespace octavo::dc {
 
 /// The gather of whole parameters from the shards that ranks have of them (Ownership::equal_ranges), for all graphs of
-/// an engine. Several gathers may be under way; where there are many, start() waits for the oldest. Not thread-safe;
-/// all ranks make the calls in the same order. Throws what Wire throws.
+/// an engine. Several gathers may be under way; start() waits for the oldest where many were started after it. Not
+/// thread-safe; all ranks make the calls in the same order. Throws what Wire throws.
 class OCTAVO_API ParamGather {
  public:
   /// `codec` encodes the values that are sent; null: they are sent unchanged. `flags` are the engine's.

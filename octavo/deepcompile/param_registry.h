@@ -32,8 +32,9 @@ struct Accumulation {
 /// checked; where it is refused, Error invalid_argument names the parameter and nothing has changed. Not thread-safe.
 ///
 /// Gathered values may be there and yet be those of an earlier step: they are *valid* until the shards change, and
-/// stale afterwards. A change that torch knows of, such as copy_() to a shard's tensor, is seen without a call. Other
-/// changes must be told by setValid() or invalidateAll().
+/// stale afterwards. A change that torch knows of, such as copy_() to a shard's tensor, is seen without a call; all
+/// ranks must make it, also one whose shard is empty, because they gather together. Other changes must be told by
+/// setValid() or invalidateAll().
 class OCTAVO_API DSParamRegistry {
  public:
   DSParamRegistry() = default;
@@ -89,8 +90,9 @@ class OCTAVO_API DSParamRegistry {
 
   void setValid(long ds_id, bool valid);
   bool isValid(long ds_id) const { return at(ds_id).is_valid(); }
-  /// Whether no gather is needed: the values are valid, or a collective writes them.
-  bool isThereOrComing(long ds_id) const { return isValid(ds_id) || state(ds_id) == Gathered::in_flight; }
+  /// Whether no gather is needed: the values are valid, or a collective writes them and the shards are as they were
+  /// when it began.
+  bool isThereOrComing(long ds_id) const { return at(ds_id).is_valid() || at(ds_id).comes(); }
   /// Marks all whole values as stale, because the shards have changed.
   void invalidateAll();
 
@@ -104,6 +106,7 @@ class OCTAVO_API DSParamRegistry {
     std::string name = {};
 
     bool is_valid() const { return valid && version == param.getVersion(); }
+    bool comes() const { return state == Gathered::in_flight && !turned_stale && version == param.getVersion(); }
   };
 
   /// Throws for an id that was not registered.

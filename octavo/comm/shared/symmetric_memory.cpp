@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "octavo/comm/time_left.h"
 #include "octavo/kernels/error.h"
 #include "octavo/kernels/round_up.h"
 
@@ -51,10 +52,13 @@ void SharedSymmetricMemory::change(int of, int by, int channel, std::size_t time
          " and a rank below ", world, ", got channel ", channel, " and rank ", other);
   }
   auto& word = static_cast<SharedWord*>(signals_[static_cast<std::size_t>(of)])[world * channel + by];
-  const milliseconds wait = timeout_ms == 0 ? timeout_ : milliseconds(timeout_ms);
-  ranks_->await(word, from, other, "answer a signal", wait);
+  ranks_->await(word, from, other, "answer a signal", limit(timeout_ms));
   word.store(to, std::memory_order_release);
   wake_all(word);
+}
+
+milliseconds SharedSymmetricMemory::limit(std::size_t timeout_ms) const {
+  return timeout_ms == 0 ? timeout_ : milliseconds(timeout_ms);
 }
 
 void SharedSymmetricMemory::put_signal(int dst_rank, int channel, std::size_t timeout_ms) {
@@ -66,11 +70,13 @@ void SharedSymmetricMemory::wait_signal(int src_rank, int channel, std::size_t t
 }
 
 void SharedSymmetricMemory::barrier(int channel, std::size_t timeout_ms) {
+  const TimeLeft left(limit(timeout_ms));
+  const auto left_ms = [&] { return static_cast<std::size_t>(left().count()); };
   for (int peer = 0; peer < ranks_->world_size(); ++peer) {
-    if (peer != ranks_->rank()) put_signal(peer, channel, timeout_ms);
+    if (peer != ranks_->rank()) put_signal(peer, channel, left_ms());
   }
   for (int peer = 0; peer < ranks_->world_size(); ++peer) {
-    if (peer != ranks_->rank()) wait_signal(peer, channel, timeout_ms);
+    if (peer != ranks_->rank()) wait_signal(peer, channel, left_ms());
   }
 }
 

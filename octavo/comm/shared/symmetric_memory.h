@@ -48,6 +48,8 @@ class OCTAVO_API SharedSymmetricMemory final : public c10d::symmetric_memory::Sy
   void wait_signal(int src_rank, int channel, std::size_t timeout_ms) override;
 
  private:
+  /// The time of a wait: `timeout_ms`, or the constructor's where that is 0.
+  std::chrono::milliseconds limit(std::size_t timeout_ms) const;
   void change(int of, int by, int channel, std::size_t timeout_ms, std::uint32_t from, std::uint32_t to);
 
   const std::shared_ptr<HostRanks> ranks_;

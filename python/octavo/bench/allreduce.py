@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -60,14 +60,15 @@ def check(plans: Sequence[str], links: Sequence[str | None]) -> None:
 
 def measure(
     plans: Sequence[str], *, nproc: int, rounds: int, sizes_kib: Sequence[int], links: Sequence[str | None]
-) -> list[Row]:
-    """Starts the ranks here, or on hosts joined at each link. Raises as `run_job` does."""
+) -> Iterator[list[Row]]:
+    """Starts the ranks here, or on hosts joined at each link, and yields all rows so far whenever a job has ended.
+    Raises as `run_job` does."""
     sizes = [f"--kib={size}" for size in sizes_kib]
-    rows = []
+    rows: list[Row] = []
     for link in links:
         report = run_job(["bench", "allreduce", *plans, *sizes, f"--rounds={rounds}"], nproc, link)
         rows += [replace(Row(**row), link=link or UNSHAPED) for row in json.loads(report)]
-    return rows
+        yield rows
 
 
 def measure_as_rank(plans: Sequence[str], *, rounds: int, sizes_kib: Sequence[int]) -> list[Row] | None:

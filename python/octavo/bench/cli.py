@@ -2,7 +2,7 @@
 """The commands of `octavo bench`, and `octavo advise`."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -119,18 +119,18 @@ def ddp(
         check_links(link or [None])
         if is_rank():
             report = json_file if is_main() else None
-            measured = ddp_jobs.measure_as_rank(contenders, rounds=rounds, sizes=sizes, report=report)
+            measured = [ddp_jobs.measure_as_rank(contenders, rounds=rounds, sizes=sizes, report=report)]
         else:
             check_local_ranks(nproc, usable_cores())
             links = link or [None]
             measured = ddp_jobs.measure(contenders, nproc=nproc, rounds=rounds, sizes=sizes, links=links)
-    if measured is not None:
+
+    def show(rows: list[bench.Row]) -> None:
         title = f"a step of {sizes[0].parameters / 1e6:.1f} M parameters; alone: without communication"
-        headings = _without_link(bench.HEADINGS, measured)
-        _show(title, _dicts(measured), headings, json_file)
-        for row in measured:
-            if row.remark:
-                print(f"{row.plan}: {row.remark}")
+        remarks = [f"{row.plan}: {row.remark}" for row in rows if row.remark]
+        _show(title, _dicts(rows), _without_link(bench.HEADINGS, rows), json_file, remarks)
+
+    _show_last(measured, show)
 
 
 @app.command()
@@ -140,7 +140,7 @@ def zero(
         typer.Argument(
             help="ddp, torch-zero1 (ZeroRedundancyOptimizer) and fsdp2 of torch; zero1, zero2 or zero3 of Octavo, "
             "compiled or not, with a codec of parameters and a plan of gradients, as in "
-            "zero3-compiled:int8/int4+ef. ddp is always among them.",
+            "zero3-compiled:int8/int4+ef. ddp is always among those whose time is measured.",
             show_default="ddp torch-zero1 fsdp2 zero1 zero2 zero3 zero1-compiled zero3-compiled zero2:int8/int8+ef "
             "zero3:int8/int4+ef",
         ),
@@ -171,14 +171,16 @@ def zero(
     with _errors_in_a_sentence():
         zero_jobs.check(names, model, links, measure)
         if is_rank():
-            measured = zero_jobs.measure_as_rank(names, rounds=rounds, model=model, what=measure)
+            measured = [zero_jobs.measure_as_rank(names, rounds=rounds, model=model, what=measure)]
         else:
             check_local_ranks(nproc, usable_cores())
             options = dict(nproc=nproc, rounds=rounds, model=model, links=links, what=measure)
             measured = zero_jobs.measure(names, **options)
-    if measured is not None:
-        headings = _without_link(bench.HEADINGS, measured)
-        _show(bench.title(model, measured[0]), _dicts(measured), headings, json_file)
+
+    def show(rows: list[bench.Row]) -> None:
+        _show(bench.title(model, rows[0]), _dicts(rows), _without_link(bench.HEADINGS, rows), json_file)
+
+    _show_last(measured, show)
 
 
 @app.command()
@@ -209,12 +211,15 @@ def allreduce(
     with _errors_in_a_sentence():
         bench.check(wanted, links)
         if is_rank():
-            rows = bench.measure_as_rank(wanted, rounds=rounds, sizes_kib=sizes_kib)
+            measured = [bench.measure_as_rank(wanted, rounds=rounds, sizes_kib=sizes_kib)]
         else:
             check_local_ranks(nproc, usable_cores())
-            rows = bench.measure(wanted, nproc=nproc, rounds=rounds, sizes_kib=sizes_kib, links=links)
-    if rows is not None:
+            measured = bench.measure(wanted, nproc=nproc, rounds=rounds, sizes_kib=sizes_kib, links=links)
+
+    def show(rows: list[bench.Row]) -> None:
         _show("all-reduce of one tensor", _dicts(rows), _without_link(bench.HEADINGS, rows), json_file)
+
+    _show_last(measured, show)
 
 
 @app.command()
@@ -267,8 +272,7 @@ def optim(
     with _errors_in_a_sentence():
         report = bench.bench(elements, bench.DTYPES[dtype], rounds, threads, words or ())
     title = f"a step of {elements / 1e6:.1f} M parameters, {dtype}, {report.rows[0].threads} threads, {octavo._C.isa()}"
-    _show(title, _dicts(report.rows), bench.HEADINGS, json_file)
-    print(*report.remarks, sep="\n")
+    _show(title, _dicts(report.rows), bench.HEADINGS, json_file, report.remarks)
 
 
 @app.command()
@@ -349,9 +353,9 @@ def advise(
     if report is None:
         return
     title = f"a step of {size.parameters / 1e6:.1f} M parameters on {report.ranks} ranks; alone: without communication"
-    _show(title, bench.as_dicts(report), bench.HEADINGS, None)
-    print(*bench.sentences(report), sep="\n")
-    _write(json_file, report.text())
+    with _errors_in_a_sentence():
+        write_figures(json_file, report.text())
+    _show(title, bench.as_dicts(report), bench.HEADINGS, None, bench.sentences(report))
 
 
 def _device(name: str) -> torch.device:
@@ -385,11 +389,6 @@ def _check_place(json_file: Path | None) -> None:
         check_place(json_file)
 
 
-def _write(json_file: Path | None, text: str) -> None:
-    with _errors_in_a_sentence():
-        write_figures(json_file, text)
-
-
 def _dicts(rows: Iterable[Any]) -> list[dict[str, object]]:
     """Returns the rows of a bench, which are of its own dataclass, as dicts."""
     return [asdict(row) for row in rows]
@@ -401,15 +400,39 @@ def _without_link(headings: Mapping[str, str], rows: Iterable[Any]) -> Mapping[s
     return headings if shaped else {name: heading for name, heading in headings.items() if name != "link"}
 
 
-def _show(title: str, rows: list[dict[str, object]], headings: Mapping[str, str], json_file: Path | None) -> None:
+def _show_last(measured: Iterable[list[Any] | None], show: Callable[[list[Any]], None]) -> None:
+    """Shows the last of these lists of rows, each of which has the rows of those before, also where what makes them
+    fails or is interrupted: a job may have taken hours."""
+    rows = None
+    try:
+        with _errors_in_a_sentence():
+            for rows in measured:  # noqa: B007 - the last one is used
+                pass
+    finally:
+        if rows:
+            show(rows)
+
+
+def _show(
+    title: str,
+    rows: list[dict[str, object]],
+    headings: Mapping[str, str],
+    json_file: Path | None,
+    remarks: Iterable[str] = (),
+) -> None:
+    """Writes the figures to `json_file` and prints them as a table, with remarks below."""
     table = Table(title=title)
     for name, heading in headings.items():
         is_text = isinstance(rows[0][name], str)
         table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
     for row in rows:
         table.add_row(*[_cell(name, row[name]) for name in headings])
-    make_console().print(table)
-    _write(json_file, json.dumps(rows, indent=2) + "\n")
+    with _errors_in_a_sentence():
+        write_figures(json_file, json.dumps(rows, indent=2) + "\n")
+        console = make_console()
+        console.print(table)
+        for remark in remarks:
+            console.print(remark, highlight=False, markup=False, soft_wrap=True)
 
 
 def _cell(name: str, value: object) -> str:

@@ -37,7 +37,9 @@ WARMUP_ROUNDS = 3
 MOST_STEPS_TO_SETTLE = 300
 """Within this number of steps the plan `auto` has chosen."""
 NO_ANSWER_S = 30.0
-"""After so many seconds a step of one of torch's hooks counts as hanging; at 100 Mbit/s torch's own takes 9 s."""
+"""After so many seconds a step of one of torch's hooks counts as hanging, or after `PATIENCE` steps of plain DDP where
+these take longer."""
+PATIENCE = 4
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,13 @@ def bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
             steps[plan] = _Step(size)
             handles[plan] = octavo.compress(steps[plan].model, plan)
     remarks = {plan: _settle(steps[plan], handle) for plan, handle in handles.items()}
-    before = {plan: handle.stats() for plan, handle in handles.items()}
-    seconds = _measure(steps, rounds)
+    before: dict[str, dict[str, Any]] = {}
+
+    def warm(name: str) -> None:
+        if name in handles:
+            before[name] = handles[name].stats()
+
+    seconds = _measure(steps, rounds, warm)
     ring = _C.ring_bytes(4 * size.parameters, dist.get_world_size())
     sent_by_torch = {ALONE: 0, TORCH: ring, FP16: ring // 2}
     rows = [_row(size, seconds, name, wire_bytes=sent_by_torch[name]) for name in sent_by_torch]
@@ -143,7 +150,7 @@ def try_hook(name: str, rounds: int, size: Size, report: Callable[[Row], object]
     """Measures one of torch's other hooks as a rank of a job of its own. The job ends with this call, and so does the
     process.
 
-    Rank 0 reports one row: the figures, or what the hook raised, or that a step was not finished in `NO_ANSWER_S`.
+    Rank 0 reports one row: the figures, or what the hook raised, or that a step was not finished in time.
     """
 
     def end(row: Row) -> None:
@@ -159,14 +166,12 @@ def try_hook(name: str, rounds: int, size: Size, report: Callable[[Row], object]
         finally:
             os._exit(status)  # the hook may have left threads behind that never end
 
-    without_answer = Row(size.rows, name, remark=f"no answer in {NO_ANSWER_S:.0f} s")
     join()
     try:
-        steps: dict[str, _LocalStep] = {
-            ALONE: _LocalStep(size),
-            TORCH: _Step(size),
-            name: _Watched(size, lambda: end(without_answer)),
-        }
+        steps: dict[str, _LocalStep] = {ALONE: _LocalStep(size), TORCH: _Step(size)}
+        limit_s = max(NO_ANSWER_S, PATIENCE * _seconds_of(steps[TORCH]))
+        without_answer = Row(size.rows, name, remark=f"no answer in {limit_s:.0f} s")
+        steps[name] = _Watched(size, limit_s, lambda: end(without_answer))
         HOOKS[name](steps[name].model)
         seconds = _measure(steps, rounds)
         end(_row(size, seconds, name))
@@ -181,8 +186,21 @@ def _one_line(error: Exception) -> str:
     return text[causes[-1].start() :].splitlines()[0].rstrip(": ") if causes else text.splitlines()[0]
 
 
-def _measure(steps: dict[str, _LocalStep], rounds: int) -> Seconds:
+def _seconds_of(step: _LocalStep) -> float:
+    step.prepare()
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def _measure(steps: dict[str, _LocalStep], rounds: int, warm: Callable[[str], object] = lambda name: None) -> Seconds:
+    """Returns the seconds per step. Calls `warm(name)` before the first turn of a contender that counts."""
+    turns: Counter[str] = Counter()
+
     def line_up(name: str) -> None:
+        if turns[name] == WARMUP_ROUNDS:
+            warm(name)
+        turns[name] += 1
         steps[name].prepare()
         dist.barrier()
 
@@ -275,12 +293,12 @@ class _Rounds(_LocalStep):
 
 
 class _Watched(_Step):
-    """The same step under DDP. It calls `then` where it is not finished in time."""
+    """The same step under DDP. It calls `then` where it is not finished in `limit_s` seconds."""
 
-    def __init__(self, size: Size, then: Callable[[], None]):
+    def __init__(self, size: Size, limit_s: float, then: Callable[[], None]):
         super().__init__(size)
-        self._then = then
+        self._limit_s, self._then = limit_s, then
 
     def __call__(self) -> None:
-        with _deadline(NO_ANSWER_S, self._then):
+        with _deadline(self._limit_s, self._then):
             super().__call__()

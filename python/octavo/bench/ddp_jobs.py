@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -19,21 +19,21 @@ from octavo.train.plan_text import split_rounds
 
 def measure(
     contenders: Sequence[str], *, nproc: int, rounds: int, sizes: Sequence[Size], links: Sequence[str | None]
-) -> list[Row]:
+) -> Iterator[list[Row]]:
     """Measures for every link all plans together, at all sizes, then each of torch's hooks in a job of its own, at the
-    first size.
+    first size. Yields all rows so far whenever a job has ended.
 
     `links`: rates that `check_links` has seen, None for this machine as it is. Raises ValueError for what cannot be
     measured and, where a job fails, RuntimeError with the ranks' last error line.
     """
     plans, hooks = _split(contenders)
-    rows = []
+    jobs = [[*plans, *_options(rounds, sizes)]] if plans else []
+    jobs += [[hook, *_options(rounds, sizes[:1])] for hook in hooks]
+    rows: list[Row] = []
     for link in links:
-        measured = _job([*plans, *_options(rounds, sizes)], nproc, link) if plans else []
-        for hook in hooks:
-            measured += _job([hook, *_options(rounds, sizes[:1])], nproc, link)
-        rows += [replace(row, link=link or UNSHAPED) for row in measured]
-    return rows
+        for job in jobs:
+            rows += [replace(row, link=link or UNSHAPED) for row in _job(job, nproc, link)]
+            yield rows
 
 
 def measure_as_rank(

@@ -5,7 +5,7 @@ their rows."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from octavo.bench.hosts import UNSHAPED
@@ -29,9 +29,9 @@ def check(contenders: Sequence[str], model: str, links: Sequence[str | None], wh
 
 def measure(
     contenders: Sequence[str], *, nproc: int, rounds: int, model: str, links: Sequence[str | None], what: str
-) -> list[Row]:
+) -> Iterator[list[Row]]:
     """Measures for every link the time of all contenders together, and the memory of each contender alone, which no
-    link changes.
+    link changes. Yields all rows so far whenever a job has ended.
 
     Raises RuntimeError with the ranks' last error line where a job fails.
     """
@@ -39,14 +39,21 @@ def measure(
     for link in links if what != MEMORY else ():
         of_link = _job([*contenders, f"--measure={TIME}", f"--rounds={rounds}", f"--model={model}"], nproc, link)
         rows += [replace(row, link=link or UNSHAPED) for row in of_link]
+        yield rows
     if what == TIME:
-        return rows
-    names = dict.fromkeys(row.contender for row in rows) if rows else contenders
-    alone = {name: _job([name, f"--measure={MEMORY}", f"--model={model}"], nproc, None)[0] for name in names}
-    if not rows:
-        return list(alone.values())
-    of_memory = ("peak_bytes", "held_bytes", "of_share")
-    return [replace(row, **{name: getattr(alone[row.contender], name) for name in of_memory}) for row in rows]
+        return
+    for name in dict.fromkeys(row.contender for row in rows) if rows else dict.fromkeys(contenders):
+        (alone,) = _job([name, f"--measure={MEMORY}", f"--model={model}"], nproc, None)
+        if what == MEMORY:
+            rows = [*rows, alone]
+        else:
+            rows = [_with_memory(row, alone) if row.contender == name else row for row in rows]
+        yield rows
+
+
+def _with_memory(row: Row, of_memory: Row) -> Row:
+    names = ("peak_bytes", "held_bytes", "of_share")
+    return replace(row, **{name: getattr(of_memory, name) for name in names})
 
 
 def measure_as_rank(contenders: Sequence[str], *, rounds: int, model: str, what: str) -> list[Row] | None:

@@ -30,7 +30,7 @@ def local(tensor: Tensor) -> Tensor:
 def gathered(tensor: Tensor) -> Tensor:
     """Returns the whole of a DTensor of which each rank has a summand, such as a norm; any other tensor as it is. All
     ranks of its mesh call it together. It is not for shards: for their gather Gloo keeps a long name
-    (``OwnPart.gathered`` of octavo.zero)."""
+    (``OwnPart.whole`` of octavo.zero)."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 

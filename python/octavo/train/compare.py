@@ -23,7 +23,7 @@ from octavo.train.report.metrics import read_metrics
 
 PLOT = "compare.png"
 FIGURES = "compare.json"
-_SETTING = ("zero_stage", "compile", "device")  # of a run's summary
+_SETTING = ("zero_stage", "compile", "device", "precision")  # of a run's summary
 
 
 def run_comparison(config: TrainConfig, world: World, console: Console | None) -> dict[str, dict[str, Any]]:
@@ -91,8 +91,8 @@ def _require_comparable(finished: dict[str, dict[str, Any]]) -> None:
         )
     if len({tuple(map(summary.get, _SETTING)) for summary in finished.values()}) > 1:
         raise JobError(
-            "[train.compare] some of the plans were trained earlier with another --zero, --compile or --device, so "
-            "that their bytes and times are of another kind: repeat the comparison with --fresh"
+            "[train.compare] some of the plans were trained earlier with another --zero, --compile, --device or "
+            "--precision, so that their figures are of another kind: repeat the comparison with --fresh"
         )
     if len({str(summary.get("schedules", [[0, summary["steps"]]])) for summary in finished.values()}) > 1:
         raise JobError(

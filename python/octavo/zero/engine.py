@@ -207,7 +207,7 @@ class ZeroEngine:
         if not self._progress.has_gradients:
             return None
         require_same(self.module, self._memories, self.optimizer, self.parts)
-        if self.config.zero_stage < 3 and set_up.has_parts_apart(self.config):
+        if set_up.has_parts_apart(self.config):
             self._writes.require_none()
         self._gathering.release_all()  # also what forward passes without a backward pass have gathered
         self._gradients.give_to_parts()

@@ -18,8 +18,8 @@ def in_forward(error: BaseException, *, is_compiled: bool, is_gathered: bool) ->
     if is_gathered and _met_empty_memory(error):
         return RuntimeError(
             "[zero.forward] a parameter was read while its module was not at work, and is not whole then, as where a "
-            "model uses the weight of one layer for another by hand: call the module that has it, read it in "
-            "engine.gathered(), or use stage 1 or 2"
+            "model uses the weight of one layer for another by hand: call the module that has it; read it in "
+            "engine.gathered(), which must then go on until engine.backward is done; or use stage 1 or 2"
         )
     return None
 
@@ -29,7 +29,8 @@ def in_backward(error: BaseException, *, is_compiled: bool, is_gathered: bool) -
         return RuntimeError(
             "[zero.backward] a module's parameters were not whole in its backward pass, which is found by the tensors "
             "that the module returns: let forward return what the loss is made of, in lists, dicts or dataclasses, and "
-            "not keep it elsewhere; or use stage 1 or 2"
+            "not keep it elsewhere. A parameter of which a module also uses .detach() must have that use after the "
+            "others. Or use stage 1 or 2"
         )
     if is_compiled and "all ranks must make the same calls" in str(error):
         return RuntimeError(

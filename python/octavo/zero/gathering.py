@@ -97,8 +97,11 @@ class Gathering:
         self.gather(range(len(self._wholes)))
 
     def leave_all(self) -> None:
+        """Releases what no other context and no module at work needs, such as one whose forward has the context."""
         self._contexts -= 1
-        self.release_all()
+        self._users = [users - 1 for users in self._users]
+        for id in list(self._there):
+            self.release(id)
 
     def release(self, id: int) -> None:
         if self._users[id] > 0 or id not in self._there or self._bytes[id] == 0:

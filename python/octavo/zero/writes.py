@@ -11,13 +11,13 @@ from torch import nn
 
 _LOST = (
     "and this change is lost, because the ranks keep their parts in other memory: load weights before "
-    "octavo.initialize, and a checkpoint by engine.load_checkpoint"
+    "octavo.initialize, and a checkpoint by engine.load_checkpoint; a module's forward must not write to its parameters"
 )
 
 
 class Writes:
     """Tells what the engine writes to its parameters from what others do, by the counts of changes that autograd
-    keeps."""
+    keeps. It does not see what is written through ``parameter.data``, which has a count of its own."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]):
         self._parameters = parameters

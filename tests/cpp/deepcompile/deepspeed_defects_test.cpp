@@ -148,6 +148,27 @@ TEST(DeepSpeedDefects, AShardThatChangesMakesPersistentValuesStale) {
   });
 }
 
+/// A gather that was begun before a shard changed, and that nobody has waited for, as after an error.
+TEST(DeepSpeedDefects, AGatherUnderWayIsNotTakenForThatOfAShardThatChangedSince) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    ZeroOneGraph own(backend, 3, {{33, 10}, {7}});
+    own.engine.prefetch_params_fused(kGraphOfAll, {0});
+    own.values[0].copy_(own.own(own.whole(0, 3)));
+    EXPECT_TRUE(at::equal(own.gathered(0), own.whole(0, 3)));
+
+    own.engine.prefetch_params_fused(kGraphOfAll, {1});
+    own.values[1].copy_(own.own(own.whole(1, 4)));
+    const std::vector<at::Tensor> fresh = own.engine.allgather_params_fused(kGraphOfAll, {1});
+    own.engine.wait_params(fresh, kGraphOfAll, {1});
+    EXPECT_TRUE(at::equal(fresh[0], own.whole(1, 4)));
+
+    own.engine.prefetch_params_fused(kGraphOfAll, {0});
+    own.engine.param_registry->invalidateAll();
+    EXPECT_FALSE(own.engine.param_registry->isThereOrComing(0));
+    EXPECT_TRUE(at::equal(own.gathered(0), own.whole(0, 3)));
+  });
+}
+
 TEST(DeepSpeedDefects, AParameterThatIsUnusedOrFrozenIsLeftOut) {
   for (const int stage : {1, 2, 3}) {
     run_ranks(2, [&](const BackendPtr& backend, int) {

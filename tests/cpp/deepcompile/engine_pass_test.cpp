@@ -135,6 +135,37 @@ TEST(EnginePass, OneThatWasNotEndedIsNamedByTheNext) {
   });
 }
 
+/// In stage 1 sums wait for the last pass of a step. A graph that is left out there must not add them to the next step.
+TEST(EnginePass, AGraphThatTheLastPassOfAStepLeavesOutIsNamed) {
+  run_ranks(2, [](const BackendPtr& backend, int rank) {
+    ZeroOneGraph own(backend, 1, kOfPass), whole(backend, 1, kOfPass);
+    own.engine.register_graph_z1(1, {0});
+    const std::vector<at::Tensor> gradients = gradients_of_pass(rank, 0);
+    own.backward(gradients, false);
+    own.engine.start_backward(true);
+    own.engine.reduce_grad(gradients[0], 1, 0);
+    own.engine.end_backward(1);
+    EXPECT_NE(refusal_of([&] {
+                own.engine.start_backward(true);
+              }).find("the step before lacks the gradients of parameter 1, parameter 2, which wait in stage 1"),
+              std::string::npos);
+    own.engine.drop_gradients();
+    for (auto* const one : {&own, &whole}) one->backward(gradients_of_pass(rank, 1), true);
+    expect_same_gradients(own, whole);
+  });
+}
+
+TEST(EnginePass, AParameterWithoutElementsMayHaveSeveralGradients) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    ZeroOneGraph own(backend, 2, {{0}, {5}});
+    own.engine.start_backward(true);
+    for (int use = 0; use < 3; ++use) own.engine.reduce_grad(at::zeros({0}), kPassGraph, 0);
+    own.engine.reduce_grad(at::ones({5}), kPassGraph, 1);
+    own.engine.end_backward(kPassGraph);
+    EXPECT_TRUE(own.gradients[1].eq(1).all().item<bool>());
+  });
+}
+
 TEST(EnginePass, GradientsThatWaitForTheirTurnAreGivenUp) {
   run_ranks(2, [](const BackendPtr& backend, int rank) {
     ZeroOneGraph own(backend, 2, kOfPass), whole(backend, 2, kOfPass);

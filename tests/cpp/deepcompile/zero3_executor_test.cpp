@@ -117,6 +117,23 @@ TEST(Z3ExecutorTest, SeveralTravelTogetherAndSeveralTransfersAtOnce) {
   });
 }
 
+/// A gather that nobody waits for, such as one for a branch that is not taken, holds a place in memory that ranks
+/// share.
+TEST(Z3ExecutorTest, AGatherThatNobodyWaitsForEndsWithLaterOnes) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    Z3Rank own(backend);
+    own.graph->prefetchParamsFused({4});
+    for (int later = 0; later < 64; ++later) {
+      EXPECT_EQ(own.registry->state(4), dc::Gathered::in_flight) << later;
+      own.gathered(1);
+      own.graph->releaseParam(1, 1);
+    }
+    own.gathered(1);
+    EXPECT_EQ(own.registry->state(4), dc::Gathered::available);
+    EXPECT_TRUE(at::equal(own.gathered(4), whole_of(4)));
+  });
+}
+
 TEST(Z3ExecutorTest, APersistentParameterIsGatheredOnceForAStep) {
   run_ranks(2, [](const BackendPtr& backend, int) {
     Z3Rank own(backend);

@@ -4,9 +4,10 @@
 import json
 
 import pytest
-from fork_server import run_ranks
+from fork_server import run_code, run_ranks
 from typer.testing import CliRunner
 
+from octavo.bench import allreduce, jobs
 from octavo.bench.cli import app
 
 COMMAND = """
@@ -30,6 +31,42 @@ def test_the_command_measures_its_job(tmp_path):
     ]
     assert all(row["milliseconds"] > 0 for row in rows)
     assert [row["times_faster_than_torch"] for row in rows if row["plan"] == "torch"] == [1.0, 1.0]
+
+
+def first_link_alone(command: list[str], nproc: int, link: str | None) -> str:
+    if link == "10mbit":
+        raise RuntimeError("[bench.jobs] a rank was lost")
+    return json.dumps([dict(kib=64, plan="torch", milliseconds=1.0, times_faster_than_torch=1.0)])
+
+
+def test_what_was_measured_before_a_job_failed_is_shown_and_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "why_no_hosts", lambda: None)
+    monkeypatch.setattr(allreduce, "run_job", first_link_alone)
+    monkeypatch.delenv("RANK", raising=False)
+    file = tmp_path / "rows.json"
+    done = CliRunner().invoke(app, ["allreduce", "dense", "--link=1gbit", "--link=10mbit", f"--json={file}"])
+    assert done.exit_code == 1 and "error: [bench.jobs] a rank was lost" in done.stderr
+    assert "1gbit" in done.stdout
+    assert [row["link"] for row in json.loads(file.read_text())] == ["1gbit"]
+
+
+PRINTED_TO_A_FULL_DISK = """
+import sys
+from octavo.bench import allreduce
+from octavo.bench.cli import app
+row = '[{"kib": 64, "plan": "torch", "milliseconds": 1.0, "times_faster_than_torch": 1.0}]'
+allreduce.run_job = lambda *_: row
+sys.stdout = open("/dev/full", "w")
+app(["allreduce", "dense", *sys.argv[1:]])
+"""
+
+
+def test_figures_are_written_where_the_table_cannot_be_printed(tmp_path):
+    file = tmp_path / "rows.json"
+    exit_code, _, complaint = run_code(PRINTED_TO_A_FULL_DISK, f"--json={file}", RANK="")
+    assert exit_code == 1
+    assert complaint.startswith("error: [console] what this command prints cannot be written to stdout: No space left")
+    assert json.loads(file.read_text())[0]["plan"] == "torch"
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,35 @@ def test_a_hook_that_never_answers_is_a_line_in_the_table():
     assert "row: no answer in 1 s" in said
 
 
+def test_a_hook_may_take_several_times_as_long_as_plain_ddp():
+    place = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    slow_link = HANGING.replace("ddp.HOOKS", "ddp._seconds_of = lambda step: 0.5\nddp.HOOKS")
+    exit_code, said, complaint = run_code(slow_link, timeout_s=80, **place)
+    assert exit_code == 0, complaint
+    assert "row: no answer in 2 s" in said
+
+
+def turns_before_counting(rank: int) -> list[str]:
+    seen: list[str] = []
+
+    class Step:
+        count = 1
+
+        def prepare(self) -> None:
+            pass
+
+        def __call__(self) -> None:
+            seen.append("turn")
+
+    ddp._measure({"plan": Step()}, 2, lambda name: seen.append(f"{name} is warm"))
+    return seen
+
+
+def test_what_is_counted_begins_after_the_warm_up(two_ranks):
+    expected = ["turn"] * ddp.WARMUP_ROUNDS + ["plan is warm", "turn", "turn"]
+    assert two_ranks.run(turns_before_counting) == [expected, expected]
+
+
 def test_the_innermost_cause_is_named():
     error = RuntimeError("Got an error in the callback: RuntimeError: Got: IndexError: no such index\nat frame 1")
     assert _one_line(error) == "IndexError: no such index"

@@ -199,6 +199,22 @@ def test_the_readme_names_trials_machine_and_torch(tmp_path):
     assert all(words in said for words in ("6 trials per contender", "a Xeon, 2 cores", "torch 2.13.0"))
 
 
+def test_a_change_between_processors_is_marked_and_the_readme_names_those_of_its_rows(tmp_path):
+    finish_all(NANO_SETTING, tmp_path)
+    results_of = results.collect([NANO_SETTING], tmp_path)
+    contenders = results_of["settings"]["nano"]["contenders"]
+    details, readme = documents(tmp_path)
+    report.write_reports(results_of, details, readme)
+    assert "†" not in details.read_text() + readme.read_text()
+    contenders["sign+ef"]["runs"][0]["machine"] = {"processor": "an EPYC", "cores": 2}
+    contenders["other"] = dict(contenders["sign+ef"], runs=[dict(contenders["dense"]["runs"][0])])
+    contenders["other"]["runs"][0]["machine"] = {"processor": "a Sapphire", "cores": 2}
+    report.write_reports(results_of, details, readme)
+    for said in (details.read_text(), readme.read_text()):
+        assert "+0.0 % † |" in said and "† Some of these pairs were trained on different processors" in said
+    assert "an EPYC, 2 cores" in readme.read_text() and "a Sapphire" not in readme.read_text()
+
+
 @pytest.mark.parametrize("outcome", [{"diverged": True}, {"eval_loss": None}, {"eval_loss": math.nan}])
 def test_a_loss_that_is_not_finite_counts_as_diverged(outcome):
     assert loss(outcome) == math.inf
@@ -326,13 +342,14 @@ def test_a_loss_that_is_missing_leaves_its_place_empty():
 
 
 def test_a_report_keeps_what_was_written_under_the_same_conditions(tmp_path, monkeypatch):
-    both = {"dense": {"is": "earlier"}, "topk": {"is": "earlier"}}
+    whole = {"chosen": {"lr": 1}, "runs": [{"seed": 0, "ranks": 2}, {"seed": 1, "ranks": 2}]}
+    both = {"dense": {"is": "earlier", **whole}, "topk": {"is": "earlier", **whole}}
     names = ("bundled", "alpaca", "corpus")
     earlier = {"settings": {name: {"trial_steps": 100, "contenders": dict(both)} for name in names}}
     path = tmp_path / "quality.json"
     path.write_text(json.dumps(earlier), encoding="utf-8")
     monkeypatch.setattr(quality_cli, "RESULTS", path)
-    new = {"dense": {"is": "new"}}
+    new = {"dense": {"is": "new", **whole}}
     now = {
         "bundled": {"trial_steps": 100, "contenders": dict(new)},
         "alpaca": {"trial_steps": 200, "contenders": dict(new)},
@@ -340,10 +357,23 @@ def test_a_report_keeps_what_was_written_under_the_same_conditions(tmp_path, mon
         "rounds": {"trial_steps": 200, "contenders": {}},
     }
     merged = quality_cli._with_earlier({"settings": now})["settings"]
-    assert merged["bundled"]["contenders"] == {**new, "topk": {"is": "earlier"}}
+    assert merged["bundled"]["contenders"] == {**both, **new}
     assert merged["alpaca"]["contenders"] == new
     assert merged["corpus"] == {"trial_steps": 100, "contenders": both}
     assert merged["rounds"]["contenders"] == {}
+
+
+@pytest.mark.parametrize(
+    "half_done", [{"chosen": None, "runs": []}, {"chosen": {"lr": 2}, "runs": [{"seed": 0, "ranks": 2}]}]
+)
+def test_a_bench_that_is_not_done_takes_no_result_away(tmp_path, monkeypatch, half_done):
+    whole = {"chosen": {"lr": 1}, "runs": [{"seed": 0, "ranks": 2}, {"seed": 1, "ranks": 2}]}
+    path = tmp_path / "quality.json"
+    path.write_text(json.dumps({"settings": {"bundled": {"contenders": {"dense": whole}}}}), encoding="utf-8")
+    monkeypatch.setattr(quality_cli, "RESULTS", path)
+    now = {"settings": {"bundled": {"contenders": {"dense": half_done, "topk": half_done}}}}
+    merged = quality_cli._with_earlier(now)["settings"]["bundled"]["contenders"]
+    assert merged == {"dense": whole, "topk": half_done}
 
 
 def test_a_report_without_earlier_results_is_what_is_finished(tmp_path, monkeypatch):

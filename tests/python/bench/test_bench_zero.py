@@ -75,7 +75,7 @@ def test_time_and_memory_of_a_contender_are_one_row(monkeypatch):
         return json.dumps([dict(contender=name, parameters=1, ranks=nproc, threads=1, **of_time) for name in names])
 
     monkeypatch.setattr(zero_jobs, "run_job", run_job)
-    rows = zero_jobs.measure(
+    *_, rows = zero_jobs.measure(
         ["ddp", "zero3"], nproc=2, rounds=3, model="tiny", links=[None, "1gbit"], what=zero_jobs.BOTH
     )
     assert [(row.contender, row.link, row.milliseconds, row.peak_bytes) for row in rows] == [

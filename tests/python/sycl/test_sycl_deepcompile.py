@@ -111,6 +111,8 @@ def states_on_the_host(rank: int) -> None:
         scratch = torch.full((COUNT,), -1.0, device="sycl")  # would take memory that is still being read
         if step == 2:
             dc.wait_offloads(token, mine.graph)
+        for id in IDS:
+            mine.engine.set_states(id, states[id])  # as when a graph is compiled in the middle of a pass
         dc.reload_states(token, mine.graph, [1])
         mine.engine.restore()
         seen += [(step * (1 + id), values.clone()) for id in IDS for values in (views[id], states[id][1])]
@@ -121,6 +123,44 @@ def states_on_the_host(rank: int) -> None:
 
 def test_states_go_to_the_host_and_come_back(two_ranks) -> None:
     two_ranks.run(states_on_the_host)
+
+
+def moved_and_still_valid(rank: int) -> None:
+    mine, token = Rank(), torch.zeros(1, device="sycl")
+    mine.engine.set_persistent(1)
+    mine.set(3)
+    for _ in range(3):
+        gathered = dc.allgather_params_fused(mine.anchors[1:], mine.graph, IDS[1:])
+        dc.wait_params(gathered, mine.graph, IDS[1:])
+        assert gathered[0].cpu().eq(4).all()
+        sent = mine.engine.sent_bytes()
+        dc.offload_parameter(token, mine.graph, 1)
+        again = dc.allgather_params_fused(mine.anchors[1:], mine.graph, IDS[1:])
+        dc.wait_params(again, mine.graph, IDS[1:])
+        assert mine.engine.sent_bytes() == sent
+        dc.reload_parameter(token, mine.graph, 1)
+
+
+def test_a_persistent_parameter_stays_valid_where_its_part_is_moved(two_ranks) -> None:
+    two_ranks.run(moved_and_still_valid)
+
+
+def engine_that_ends(rank: int) -> None:
+    mine, token = Rank(), torch.zeros(1, device="sycl")
+    state = torch.full((COUNT,), 5.0, device="sycl")
+    mine.set(7)
+    mine.engine.set_states(0, [state])
+    dc.offload_states(token, mine.graph, [0])
+    dc.offload_params(token, mine.graph, IDS)
+    assert mine.engine.offloaded_bytes() == 4 * (COUNT + 2 * mine.own)
+    shards = mine.shards
+    del mine
+    assert state.cpu().eq(5).all()
+    assert shards[1].cpu().eq(8).all()
+
+
+def test_an_engine_that_ends_brings_back_what_is_on_the_host(two_ranks) -> None:
+    two_ranks.run(engine_that_ends)
 
 
 def flags(rank: int) -> None:

@@ -260,6 +260,32 @@ def test_passes_without_gradients_gather_too(two_ranks):
         assert losses[-1] < losses[0]
 
 
+def with_retained_graphs(rank: int, compile: bool) -> list[float]:
+    """Takes the gradients of inputs before the backward pass in some steps, with the setting that torch asks for."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4), nn.GELU())
+    engine = octavo.initialize(model, adamw(model), {"zero_stage": 1, "compile": compile})
+    seen = []
+    with torch._functorch.config.patch(donated_buffer=False):
+        for step in range(4):
+            x = torch.randn(8, 16, generator=torch.Generator().manual_seed(10 * step + rank)).requires_grad_()
+            loss = engine(x).square().mean()
+            if step % 2:
+                (gradient,) = torch.autograd.grad(loss, x, retain_graph=True)
+                seen.append(gradient.norm().item())
+            engine.backward(loss)
+            engine.step()
+            seen.append(loss.item())
+    return seen
+
+
+def test_generated_code_leaves_saved_values_alone_where_the_user_asks_for_it(two_ranks):
+    compiled, plain = (two_ranks.run(with_retained_graphs, compile) for compile in (True, False))
+    for one, other in zip(compiled, plain, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+
+
 class Recomputed(nn.Module):
     """A model whose random numbers of the forward pass are drawn again in the backward pass."""
 

@@ -84,6 +84,58 @@ def test_a_step_of_the_schedule_lowers_the_graphs_again_and_traces_nothing(two_r
     assert sum(name.startswith("allgather_params_fused") for name in calls[0]) > 3
 
 
+class Projections(nn.Module):
+    """Makes matrices of several weights, and of weights that have no view with the columns that it needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads = nn.Parameter(torch.randn(4, 32, 8) / 8)
+        self.query, self.key = nn.Parameter(torch.randn(32, 32) / 8), nn.Parameter(torch.randn(32, 32) / 8)
+        self.both = nn.Parameter(torch.randn(64, 32) / 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(torch.einsum("bsd,hdk->bshk", x, self.heads).flatten(2))
+        x = torch.tanh(x @ torch.cat([self.query, self.key]).t())
+        x = torch.tanh(x @ nn.functional.normalize(self.both, dim=1))
+        first, second = (self.both * 2).chunk(2)
+        return torch.tanh(x @ first) @ second.t()
+
+
+def saved_elements(rank: int) -> tuple[list[int], list[float], list[float]]:
+    """Returns how many elements each value has that forward computes and leaves for backward, and the losses of graphs
+    and of eager code."""
+    torch._dynamo.reset()
+    saved: list[int] = []
+
+    def see(graph: ZeroGraph) -> None:
+        if not graph.is_backward:
+            kept = graph.module.graph.output_node().all_input_nodes
+            saved.extend(node.meta["val"].numel() for node in kept if node.op != "placeholder")
+
+    losses = []
+    for compile in ("aot_eager", False):
+        model = Projections()
+        config = {"zero_stage": 3, "compile": compile}
+        engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
+        if compile:
+            engine.register_compile_pass("see", see, Contract())
+            engine.set_compile_schedule([(0, ["see", "gather", "reduce"])])
+        for step in range(3):
+            loss = engine(torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(step))).square().mean()
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+    return saved, losses[:3], losses[3:]
+
+
+def test_nothing_that_is_made_of_parameters_alone_is_saved(two_ranks):
+    for saved, compiled, eager in two_ranks.run(saved_elements):
+        weights = {4 * 32 * 8, 32 * 32, 2 * 32 * 32}
+        assert saved and max(saved) < min(weights), saved
+        assert compiled == pytest.approx(eager, rel=1e-6)
+
+
 def failing_on_one_rank(rank: int) -> str:
     torch._dynamo.reset()
     model = nn.Linear(8, 8)

@@ -8,6 +8,7 @@ import copy
 import gc
 import warnings
 import weakref
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -169,6 +170,72 @@ def test_values_that_the_next_step_would_replace_are_refused_there(two_ranks):
     for said, differs in two_ranks.run(written_after_initialize):
         assert said.startswith("RuntimeError: [zero.step] 0.weight and 3 others changed since the last step")
         assert all(differs)  # they are still there
+
+
+class KeepsItsNorm(nn.Linear):
+    """Writes to its own weight in each forward pass, as EDM2 and nGPT do."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.copy_(nn.functional.normalize(self.weight, dim=1))
+        return super().forward(x)
+
+
+def written_in_forward(rank: int, config: dict) -> str:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(KeepsItsNorm(), nn.Tanh(), KeepsItsNorm())
+    engine = octavo.initialize(model, adamw(model), config)
+    engine.backward(engine(inputs_of(rank)).square().mean())
+    return error_of(engine.step)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"zero_stage": 3, "reuse_mib": 0}, {"zero_stage": 3, "compile": "aot_eager"}, {"zero_stage": 1, "gather": "bf16"}],
+    ids=["stage 3", "compiled", "gather"],
+)
+def test_a_module_that_writes_to_its_parameters_in_forward_is_refused_where_that_is_lost(two_ranks, config):
+    for said in two_ranks.run(written_in_forward, config):
+        assert said.startswith("RuntimeError: [zero.step] 0.weight and 1 others changed since the last step")
+        assert "a module's forward must not write to its parameters" in said
+
+
+class ReadsAnother(nn.Module):
+    """Uses a weight of one of its modules by hand, and then a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4, bias=False)
+        self.scale = nn.Parameter(torch.full((4,), 0.5))
+        self.engine = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        with self.engine.gathered() if self.engine else nullcontext():
+            x = x + self.first.weight.detach().sum()
+        return x * self.scale
+
+
+def read_in_forward(rank: int, stage: int) -> list[float]:
+    torch.manual_seed(0)
+    model = ReadsAnother()
+    engine = octavo.initialize(model, adamw(model), {"zero_stage": stage, "reuse_mib": 0})
+    model.__dict__["engine"] = engine
+    losses = []
+    for _ in range(4):
+        loss = engine(inputs_of(rank)).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_forward_may_read_in_gathered_what_other_modules_have(two_ranks):
+    assert two_ranks.run(read_in_forward, 3) == two_ranks.run(read_in_forward, 1)
 
 
 # ---- modules that stage 3 has to know

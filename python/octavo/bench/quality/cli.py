@@ -137,8 +137,19 @@ def _with_earlier(finished: dict[str, Any]) -> dict[str, Any]:
         if not setting["contenders"] and before["contenders"]:
             finished["settings"][name] = before
         elif all(before.get(key) == setting.get(key) for key in _CONDITIONS):
-            setting["contenders"] = before["contenders"] | setting["contenders"]
+            known = before["contenders"]
+            new = {name: entry for name, entry in setting["contenders"].items() if _replaces(entry, known.get(name))}
+            setting["contenders"] = known | new
     return finished
+
+
+def _replaces(entry: dict[str, Any], earlier: dict[str, Any] | None) -> bool:
+    """Whether a contender has at least the runs that it had earlier. Where the bench goes on they are there in the
+    end."""
+    if earlier is None:
+        return True
+    runs, earlier_runs = ({(run["seed"], run["ranks"]) for run in one["runs"]} for one in (entry, earlier))
+    return runs >= earlier_runs and (entry["chosen"] is not None or earlier["chosen"] is None)
 
 
 def _show_forecast(settings: Sequence[Setting], work: Path, names: Sequence[str], seeds: Sequence[int] | None) -> None:

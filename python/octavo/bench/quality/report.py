@@ -67,7 +67,7 @@ def _conditions(setting: Json) -> str:
 
 
 def _runs_table(setting: Json, ranks: int) -> list[str]:
-    base = _losses(setting["contenders"].get(BASELINE), ranks)
+    dense = setting["contenders"].get(BASELINE)
     entries = {name: entry for name, entry in setting["contenders"].items() if _losses(entry, ranks)}
     seeds = sorted({seed for entry in entries.values() for seed in _losses(entry, ranks)})
     rows = [
@@ -75,13 +75,14 @@ def _runs_table(setting: Json, ranks: int) -> list[str]:
             f"`{entry['plan']}`, {entry['optimizer']}",
             _point(entry["chosen"]),
             _all_losses(_losses(entry, ranks), seeds),
-            "" if name == BASELINE else _change(_losses(entry, ranks), base),
+            "" if name == BASELINE else _change(entry, dense, ranks),
             *_fewer_bytes(entry, ranks),
         ]
         for name, entry in entries.items()
     ]
     heading = f"eval loss, {ranks} ranks, seed {' / '.join(map(str, seeds))}"
-    return _table(["contender", "tuned to", heading, "against dense", "bytes, run", "after warm-up"], rows, left=2)
+    table = _table(["contender", "tuned to", heading, "against dense", "bytes, run", "after warm-up"], rows, left=2)
+    return [*table, *_note_on_processors(rows)]
 
 
 def _trials_table(contenders: Json) -> list[str]:
@@ -95,21 +96,21 @@ def _trials_table(contenders: Json) -> list[str]:
 
 def _summary(results: Json) -> str:
     """Returns the README's table: the baseline and the 1-bit optimizer, one line per setting and number of ranks."""
-    rows = []
+    rows, shown = [], []
     for setting in _with_runs(results):
         entries = [setting["contenders"].get(name) for name in README_CONTENDERS]
         for ranks in sorted({run["ranks"] for entry in entries if entry for run in entry["runs"]}):
-            base, other = (_losses(entry, ranks) for entry in entries)
-            if base and other:
-                rows.append(_summary_row(setting, ranks, entries[1], base, other))
+            if all(_losses(entry, ranks) for entry in entries):
+                rows.append(_summary_row(setting, ranks, *entries))
+                shown += entries
     if not rows:
         return "No results have been written yet."
     headings = ["data", "model, tokens", "ranks", "dense", "sign+ef", "change", "bytes, run", "after warm-up"]
-    return "\n".join([_summary_conditions(_with_runs(results)), "", *_table(headings, rows, left=2)])
+    table = _table(headings, rows, left=2)
+    return "\n".join([_summary_conditions(shown), "", *table, *_note_on_processors(rows)])
 
 
-def _summary_conditions(settings: Sequence[Json]) -> str:
-    entries = [entry for setting in settings for entry in setting["contenders"].values()]
+def _summary_conditions(entries: Sequence[Json]) -> str:
     runs = [run for entry in entries for run in entry["runs"] if "torch" in run]
     return (
         f"LLaMAs from scratch; {_join(entry['trials_each'] for entry in entries)} trials per contender, on other data "
@@ -122,12 +123,13 @@ def _machines(runs: Sequence[Json]) -> str:
     return _join(f"{run['machine']['processor']}, {run['machine']['cores']} cores" for run in runs)
 
 
-def _summary_row(setting: Json, ranks: int, entry: Json, base: dict[int, Any], other: dict[int, Any]) -> list[str]:
+def _summary_row(setting: Json, ranks: int, dense: Json, entry: Json) -> list[str]:
     tokens = f"{setting['steps'] * setting['tokens_per_step'] / 1e6:.1f} M"
     model = f"{_parameters(setting)}, {tokens}"
+    base, other = _losses(dense, ranks), _losses(entry, ranks)
     seeds = sorted(base | other)
     losses = [_all_losses(base, seeds), _all_losses(other, seeds)]
-    return [setting["title"], model, str(ranks), *losses, _change(other, base), *_fewer_bytes(entry, ranks)]
+    return [setting["title"], model, str(ranks), *losses, _change(entry, dense, ranks), *_fewer_bytes(entry, ranks)]
 
 
 def _with_runs(results: Json) -> list[Json]:
@@ -139,14 +141,34 @@ def _losses(entry: Json | None, ranks: int) -> dict[int, float | None]:
     return {run["seed"]: run["eval_loss"] for run in (entry["runs"] if entry else []) if run["ranks"] == ranks}
 
 
-def _change(losses: dict[int, float | None], base: dict[int, float | None]) -> str:
-    """Returns the change of the mean over the seeds that both have; a dash where there is none, or where one
-    diverged."""
-    common = [(losses[seed], base[seed]) for seed in losses if seed in base]
-    if not common or any(None in pair for pair in common):
+def _change(entry: Json, dense: Json | None, ranks: int) -> str:
+    """Returns the change of the mean over the seeds that both have, marked where a pair was trained on different
+    processors; a dash where there is none, or where one diverged."""
+    losses, base = _losses(entry, ranks), _losses(dense, ranks)
+    common = [seed for seed in losses if seed in base]
+    if not common or any(None in (losses[seed], base[seed]) for seed in common):
         return "-"
-    ours, theirs = zip(*common, strict=True)
-    return f"{100 * (mean(ours) / mean(theirs) - 1):+.1f} %".replace("-", "−")
+    ours, theirs = _processors(entry, ranks), _processors(dense, ranks)
+    mark = f" {_OTHER_PROCESSOR}" if any(ours[seed] != theirs[seed] for seed in common) else ""
+    change = mean(losses[seed] for seed in common) / mean(base[seed] for seed in common) - 1
+    return f"{100 * change:+.1f} %{mark}".replace("-", "−")
+
+
+_OTHER_PROCESSOR = "†"
+
+
+def _note_on_processors(rows: Sequence[Sequence[str]]) -> list[str]:
+    if not any(cell.endswith(_OTHER_PROCESSOR) for row in rows for cell in row):
+        return []
+    return [
+        "",
+        f"{_OTHER_PROCESSOR} Some of these pairs were trained on different processors, which alone has changed a loss "
+        f"by 1.4 %.",
+    ]
+
+
+def _processors(entry: Json, ranks: int) -> dict[int, str]:
+    return {run["seed"]: run["machine"]["processor"] for run in entry["runs"] if run["ranks"] == ranks}
 
 
 def _fewer_bytes(entry: Json, ranks: int) -> list[str]:

@@ -127,8 +127,8 @@ _TWO_MILLION = dict(
 )
 
 _CORPUS_REPORTED = (
-    "Python sources of the transformers package, a tenth of the files held out by the seed; a token is seen about "
-    "once, but the files of the package copy from one another"
+    "Python sources of the transformers package, a tenth of the files held out by the seed; a token is seen {}, but "
+    "the files of the package copy from one another"
 )
 _CORPUS_TUNED = "other files of the same package, seed 1000"
 
@@ -203,7 +203,7 @@ SETTINGS = {
         name="corpus",
         title="Python sources",
         data=CORPUS,
-        reported_on=_CORPUS_REPORTED,
+        reported_on=_CORPUS_REPORTED.format("one and a half times"),
         tuned_on=_CORPUS_TUNED,
         model=_TWO_MILLION,
         steps=1500,
@@ -220,7 +220,7 @@ SETTINGS = {
         name="corpus-rounds",
         title="Python sources, long enough for rounds",
         data=CORPUS,
-        reported_on=_CORPUS_REPORTED,
+        reported_on=_CORPUS_REPORTED.format("about once"),
         tuned_on=_CORPUS_TUNED,
         step_s=0.13,
         contenders=("dense", "muon", *ROUNDS),

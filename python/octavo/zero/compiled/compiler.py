@@ -241,7 +241,8 @@ class ZeroCompiler:
 
         settings = inductor_options(self._setting.stage)
         patches = {**settings, "custom_partitioner_fn": _Partitioner(part)}
-        with functorch_config.patch(donated_buffer=self._may_reuse_saved_memory()):
+        may_reuse = functorch_config.donated_buffer and self._may_reuse_saved_memory()
+        with functorch_config.patch(donated_buffer=may_reuse):
             return compile_fx(module, inputs, inner_compile=inner_compile, config_patches=patches)
 
     def _may_reuse_saved_memory(self) -> bool:

@@ -33,15 +33,17 @@ class OnHost:
         return local(self._parts[id]).nbytes
 
     def follow(self) -> None:
-        """Tells the engine, from now on, what the optimizer keeps, also when that has changed."""
-        if not self._is_followed:
-            restore, tell = while_alive(self._restore), while_alive(self._tell)
-            self._optimizer.register_step_pre_hook(restore)
-            self._optimizer.register_step_post_hook(tell)
-            self._optimizer.register_state_dict_pre_hook(restore)
-            self._optimizer.register_load_state_dict_pre_hook(restore)
-            self._optimizer.register_load_state_dict_post_hook(tell)
-            self._is_followed = True
+        """Tells the engine, from now on, what the optimizer keeps, also when that has changed. Does nothing where it is
+        called again, which may be in the middle of a pass, while the values are away."""
+        if self._is_followed:
+            return
+        restore, tell = while_alive(self._restore), while_alive(self._tell)
+        self._optimizer.register_step_pre_hook(restore)
+        self._optimizer.register_step_post_hook(tell)
+        self._optimizer.register_state_dict_pre_hook(restore)
+        self._optimizer.register_load_state_dict_pre_hook(restore)
+        self._optimizer.register_load_state_dict_post_hook(tell)
+        self._is_followed = True
         self._tell()
 
     def _restore(self, *_: Any) -> None:

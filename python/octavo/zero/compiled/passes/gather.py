@@ -73,8 +73,8 @@ def _gather_together(graph: ZeroGraph, parameters: list[Node]) -> Node:
 
 
 def _cast_of(parameter: Node) -> torch.dtype | None:
-    """Returns the dtype to which all users of a parameter cast it first, if it has fewer bytes; fewer bytes are then
-    sent."""
+    """Returns the dtype to which all users of a parameter cast it first, if it has fewer bytes and a fraction; fewer
+    bytes are then sent."""
     value = parameter.meta["val"]
     casts = [user.meta["val"] for user in users(parameter) if is_cast(user)]
     dtypes = {cast.dtype for cast in casts}
@@ -82,7 +82,7 @@ def _cast_of(parameter: Node) -> torch.dtype | None:
     if not is_only_cast or any(cast.stride() != value.stride() for cast in casts):  # also to another memory format
         return None
     dtype = dtypes.pop()
-    return dtype if dtype.itemsize < value.dtype.itemsize else None
+    return dtype if dtype.itemsize < value.dtype.itemsize and dtype.is_floating_point else None
 
 
 def _whole(parameter: Node, cast: torch.dtype | None) -> torch.Tensor:
