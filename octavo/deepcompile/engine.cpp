@@ -12,6 +12,7 @@
 
 #include "octavo/comm/schedule/messages.h"
 #include "octavo/comm/shared/shared_backend.h"
+#include "octavo/deepcompile/host_copy.h"
 #include "octavo/deepcompile/symmetric.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
@@ -40,10 +41,13 @@ Engine::Engine(c10::intrusive_ptr<c10d::ProcessGroup> process_group, c10::intrus
   init(std::move(process_group), std::move(backend), bucket_size, std::move(options));
 }
 
-/// The values that lie on the host are of tensors that outlive the engine.
+/// The values that lie on the host are of tensors that outlive the engine. Whoever destroys it may be at work on
+/// another stream than those who use the tensors.
 Engine::~Engine() {
+  if (offloaded_bytes() == 0) return;
   try {
     restore();
+    synchronize(param_registry->getParam(params_.front().id).getDevice());
   } catch (...) {  // the device has no memory left, or is lost: whoever reads the values is told that they are away
   }
 }

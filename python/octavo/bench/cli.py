@@ -353,9 +353,7 @@ def advise(
     if report is None:
         return
     title = f"a step of {size.parameters / 1e6:.1f} M parameters on {report.ranks} ranks; alone: without communication"
-    with _errors_in_a_sentence():
-        write_figures(json_file, report.text())
-    _show(title, bench.as_dicts(report), bench.HEADINGS, None, bench.sentences(report))
+    _show(title, bench.as_dicts(report), bench.HEADINGS, json_file, bench.sentences(report), report.text())
 
 
 def _device(name: str) -> torch.device:
@@ -419,8 +417,10 @@ def _show(
     headings: Mapping[str, str],
     json_file: Path | None,
     remarks: Iterable[str] = (),
+    text: str = "",
 ) -> None:
-    """Writes the figures to `json_file` and prints them as a table, with remarks below."""
+    """Writes the figures to `json_file`, as `text` where that is given, and prints them as a table, with remarks
+    below."""
     table = Table(title=title)
     for name, heading in headings.items():
         is_text = isinstance(rows[0][name], str)
@@ -428,11 +428,13 @@ def _show(
     for row in rows:
         table.add_row(*[_cell(name, row[name]) for name in headings])
     with _errors_in_a_sentence():
-        write_figures(json_file, json.dumps(rows, indent=2) + "\n")
-        console = make_console()
-        console.print(table)
-        for remark in remarks:
-            console.print(remark, highlight=False, markup=False, soft_wrap=True)
+        try:
+            write_figures(json_file, text or json.dumps(rows, indent=2) + "\n")
+        finally:  # where there is no room for the file, the table has the figures
+            console = make_console()
+            console.print(table)
+            for remark in remarks:
+                console.print(remark, highlight=False, markup=False, soft_wrap=True)
 
 
 def _cell(name: str, value: object) -> str:

@@ -51,6 +51,7 @@ class Gathering:
         self._id_of_storage = {storage._cdata: id for id, storage in enumerate(self._storages)}
         self._contexts = 0  # in how many calls of `gather_all` all parameters are whole
         self._users = [0] * len(ids)  # how many modules and contexts are at work with each
+        self._users_outside: list[list[int]] = []  # by context: the same outside of it
         self._there = {id for id, count in enumerate(self._bytes) if count == 0}  # whole, or being gathered
         self._moving: set[int] = set()
         self._visits: list[int] = []  # the modules of this pass, in the order in which they needed their parameters
@@ -93,13 +94,14 @@ class Gathering:
     def gather_all(self) -> None:
         """Gathers all parameters, which stay whole until as many calls of `leave_all`."""
         self._contexts += 1
+        self._users_outside.append(self._users)
         self._users = [users + 1 for users in self._users]
         self.gather(range(len(self._wholes)))
 
     def leave_all(self) -> None:
         """Releases what no other context and no module at work needs, such as one whose forward has the context."""
         self._contexts -= 1
-        self._users = [users - 1 for users in self._users]
+        self._users = self._users_outside.pop()
         for id in list(self._there):
             self.release(id)
 
@@ -127,9 +129,12 @@ class Gathering:
 
     def release_all(self) -> None:
         """Releases all parameters that no context holds, also those that had no gradient in this backward pass."""
-        self._users = [self._contexts] * len(self._users)
+        self._count_contexts_alone()
         for id in list(self._there):
             self.release(id)
+
+    def _count_contexts_alone(self) -> None:
+        *self._users_outside, self._users = ([count] * len(self._users) for count in range(self._contexts + 1))
 
     def renew_all(self) -> None:
         """Releases all parameters, whoever holds them, because their owners' values have changed, and gathers those
@@ -138,7 +143,8 @@ class Gathering:
         self.release_all()
         self._engine.invalidate_gathered_params()
         if contexts > 0:
-            self._contexts, self._users = contexts, [contexts] * len(self._users)
+            self._contexts = contexts
+            self._count_contexts_alone()
             self.gather(range(len(self._wholes)))
 
     def end_pass(self) -> None:

@@ -342,7 +342,7 @@ def test_a_loss_that_is_missing_leaves_its_place_empty():
 
 
 def test_a_report_keeps_what_was_written_under_the_same_conditions(tmp_path, monkeypatch):
-    whole = {"chosen": {"lr": 1}, "runs": [{"seed": 0, "ranks": 2}, {"seed": 1, "ranks": 2}]}
+    whole = {"trials": [1, 2], "chosen": {"lr": 1}, "runs": [{"seed": 0, "ranks": 2}, {"seed": 1, "ranks": 2}]}
     both = {"dense": {"is": "earlier", **whole}, "topk": {"is": "earlier", **whole}}
     names = ("bundled", "alpaca", "corpus")
     earlier = {"settings": {name: {"trial_steps": 100, "contenders": dict(both)} for name in names}}
@@ -364,10 +364,14 @@ def test_a_report_keeps_what_was_written_under_the_same_conditions(tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    "half_done", [{"chosen": None, "runs": []}, {"chosen": {"lr": 2}, "runs": [{"seed": 0, "ranks": 2}]}]
+    "half_done",
+    [
+        {"trials": [1], "chosen": None, "runs": []},
+        {"trials": [1, 2], "chosen": {"lr": 2}, "runs": [{"seed": 0, "ranks": 2}]},
+    ],
 )
 def test_a_bench_that_is_not_done_takes_no_result_away(tmp_path, monkeypatch, half_done):
-    whole = {"chosen": {"lr": 1}, "runs": [{"seed": 0, "ranks": 2}, {"seed": 1, "ranks": 2}]}
+    whole = {"trials": [1, 2], "chosen": {"lr": 1}, "runs": [{"seed": 0, "ranks": 2}, {"seed": 1, "ranks": 2}]}
     path = tmp_path / "quality.json"
     path.write_text(json.dumps({"settings": {"bundled": {"contenders": {"dense": whole}}}}), encoding="utf-8")
     monkeypatch.setattr(quality_cli, "RESULTS", path)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 from collections.abc import Callable
@@ -153,6 +154,39 @@ def gather_twice(rank: int) -> None:
 
 def test_gathered_may_be_nested_and_go_on_over_steps(two_ranks):
     two_ranks.run(gather_twice)
+
+
+class Stopped(BaseException):
+    pass
+
+
+def stop_in_forward(rank: int) -> list[float]:
+    """Rank 0 breaks off a pass of its own, by what is no Exception, so that torch calls no hooks after the module."""
+    engine = engine_of(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    with engine.gathered():
+        if rank == 0:
+            handle = engine.module[0].register_forward_pre_hook(stop)
+            with contextlib.suppress(Stopped), torch.no_grad():
+                engine.module(inputs_of(rank))
+            handle.remove()
+    with pytest.raises(RuntimeError, match="not whole"):
+        engine.module[0].weight.sum()
+    losses = []
+    for _ in range(3):
+        loss = engine(inputs_of(rank)).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_pass_that_is_broken_off_in_gathered_leaves_nothing_whole(two_ranks):
+    for losses in two_ranks.run(stop_in_forward):
+        assert losses == sorted(losses, reverse=True)
 
 
 def differentiate(rank: int, stage: int) -> list[float]:

@@ -204,6 +204,38 @@ def test_a_module_that_writes_to_its_parameters_in_forward_is_refused_where_that
         assert "a module's forward must not write to its parameters" in said
 
 
+class Halves(nn.Linear):
+    """Halves its weight before it multiplies."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.5)
+        return super().forward(x)
+
+
+def trained_with_writes(rank: int, config: dict) -> list[float]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Halves(), nn.Tanh(), Halves())
+    engine = octavo.initialize(model, adamw(model), config)
+    losses = []
+    for _ in range(4):
+        loss = engine(inputs_of(rank)).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return [*losses, *parameters_to_vector(model.parameters()).tolist()]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_module_may_write_to_its_parameters_in_forward_where_they_stay(two_ranks, stage):
+    eager = two_ranks.run(trained_with_writes, {"zero_stage": stage})
+    assert two_ranks.run(trained_with_writes, {"zero_stage": stage, "compile": "aot_eager"}) == eager
+
+
 class ReadsAnother(nn.Module):
     """Uses a weight of one of its modules by hand, and then a parameter of its own."""
 

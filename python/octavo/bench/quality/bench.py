@@ -32,7 +32,7 @@ def run(
     benches = [Bench(setting, work, alpaca) for setting in settings]
     for bench in benches:  # before any training: missing data are reported now, not after hours
         bench.prepare()
-    write_results(settings, work)  # as are outcomes of other options, also of other settings
+    write_results(settings, work)  # raises for a training in `work` that had other options, which would fail later
     for bench in benches:
         for name in contenders or bench.setting.contenders:
 

@@ -144,12 +144,12 @@ def _with_earlier(finished: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replaces(entry: dict[str, Any], earlier: dict[str, Any] | None) -> bool:
-    """Whether a contender has at least the runs that it had earlier. Where the bench goes on they are there in the
-    end."""
+    """Whether a contender has at least the trials and the runs that it had earlier. Where the bench goes on they are
+    there in the end."""
     if earlier is None:
         return True
     runs, earlier_runs = ({(run["seed"], run["ranks"]) for run in one["runs"]} for one in (entry, earlier))
-    return runs >= earlier_runs and (entry["chosen"] is not None or earlier["chosen"] is None)
+    return runs >= earlier_runs and len(entry["trials"]) >= len(earlier["trials"])
 
 
 def _show_forecast(settings: Sequence[Setting], work: Path, names: Sequence[str], seeds: Sequence[int] | None) -> None:

@@ -211,7 +211,7 @@ class ZeroCompiler:
         if ids:
             getattr(self._engine, f"register_graph_z{self._setting.stage}")(graph_id, sorted(ids.values()))
         returned = frozenset(id for i, id in ids.items() if _has_hooks(inputs[i]))
-        part = partial(partition, ids=ids, graph_id=graph_id, returned=returned)
+        part = partial(partition, ids=ids, graph_id=graph_id, returned=returned, are_gathered=self._setting.stage == 3)
         build = self._build_by_inductor if self._config.backend == "inductor" else self._build_of_aten
         return build(module, inputs, ids, graph_id, part)
 

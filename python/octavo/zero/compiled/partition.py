@@ -28,19 +28,22 @@ def partition(
     ids: Mapping[int, int],
     graph_id: int,
     returned: Set[int] = frozenset(),
+    are_gathered: bool = True,
     **options: Any,
 ) -> tuple[GraphModule, GraphModule]:
     """Returns the forward and the backward graph.
 
-    Nothing that is made of parameters alone is saved for the backward pass, which gathers the parameters again, unless
-    it is random. What the backward pass does with gradients is in one call at its end.
+    Where parameters are gathered, nothing that is made of them alone by torch's own operators is saved for the backward
+    pass, which gathers them again, unless it is random. What the backward pass does with gradients is in one call at
+    its end.
 
     - ``ids``: the ids of the parameters, by index of the input.
     - ``returned``: the ids of those parameters whose gradients the graph returns, for hooks, and does not reduce.
+    - ``are_gathered``: parameters are whole while they are used alone, as in stage 3.
     """
     mark_parameters(joint, ids)
-    _recompute_what_parameters_make(joint)
     _keep_what_is_overwritten(joint)
+    _recompute_what_parameters_make(joint, are_gathered)
     grads = _parameters_of_gradients(joint, {index: id for index, id in ids.items() if id not in returned})
     forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
     _reduce_at_end(backward, grads[options["num_fwd_outputs"] :], graph_id)
@@ -63,24 +66,28 @@ def _index(description: object) -> int | None:
     return description.idx if isinstance(description, PlainAOTInput) else None
 
 
-def _recompute_what_parameters_make(joint: GraphModule) -> None:
-    """Marks what is made of parameters alone to be computed again: views and casts, and, for example, what a
-    concatenation or an einsum makes of weights before it multiplies. If it were saved, it would keep as much memory as
-    whole parameters from the forward pass to the backward pass."""
+def _recompute_what_parameters_make(joint: GraphModule, are_gathered: bool) -> None:
+    """Marks what is made of parameters alone to be computed again: views and casts, and, where parameters are gathered,
+    for example what a concatenation or an einsum makes of weights before it multiplies. If it were saved, it would keep
+    as much memory as whole parameters from the forward pass to the backward pass."""
     of_parameters = {node for node in joint.graph.find_nodes(op="placeholder") if PARAMETER in node.meta}
     for node in joint.graph.nodes:
         inputs = node.all_input_nodes
-        if inputs and of_parameters.issuperset(inputs) and _can_be_repeated(node.target):
+        is_kept = node.meta.get("recompute") == CheckpointPolicy.MUST_SAVE
+        if not inputs or not of_parameters.issuperset(inputs) or is_kept:
+            continue
+        if is_cast(node) or _is_view(node.target) or (are_gathered and _can_be_repeated(node.target)):
             of_parameters.add(node)
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
 
 
 def _can_be_repeated(target: Callable[..., Any] | str) -> bool:
-    """Whether an operator gives the same once more, and changes nothing."""
+    """Whether an operator is known to give the same once more, and to change nothing."""
     if target is operator.getitem:  # which takes one of several results
         return True
-    is_operator = isinstance(target, torch._ops.OpOverload)
-    return is_operator and not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
+        return False
+    return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
 
 
 def _keep_what_is_overwritten(joint: GraphModule) -> None:
