@@ -105,7 +105,8 @@ void lion_op(at::TensorList parameters, at::TensorList gradients, at::TensorList
   as_torch_error([&] { lion_(tensors, {lr, beta1, beta2, weight_decay}); });
 }
 
-/// Refuses what adam_ and lion_ refuse, before any of several calls has moved something. Without squares it is lion_.
+/// Refuses what adam_ and lion_ refuse, and where they would find no memory, before any of several calls has moved
+/// something. Without squares it is lion_.
 void require_step_op(at::TensorList parameters, at::TensorList gradients, at::TensorList means,
                      at::TensorList mean_scales, at::TensorList squares, at::TensorList square_scales,
                      at::TensorList tails, std::int64_t code_bits, const OptionalTensor& gradient_factor,
@@ -115,7 +116,10 @@ void require_step_op(at::TensorList parameters, at::TensorList gradients, at::Te
   tensors.squares = squares;
   tensors.square_scales = square_scales;
   const bool has_square = !squares.empty();
-  as_torch_error([&] { require_valid(tensors, has_square, has_square ? "optim.adam" : "optim.lion"); });
+  as_torch_error([&] {
+    require_valid(tensors, has_square, has_square ? "optim.adam" : "optim.lion");
+    require_room(tensors);
+  });
 }
 
 void encode_state_op(const at::Tensor& values, at::Tensor codes, at::Tensor scales, std::int64_t bits, bool is_signed) {

@@ -111,8 +111,11 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
                       "call: let all ranks make the same calls in the same order");
   if (is_summed_as_it_is(plan, tensor)) {
     at::Tensor values = tensor.to(at::TensorOptions(at::kCPU), /*non_blocking=*/false, /*copy=*/true).contiguous();
+    const bool may_overflow = values.scalar_type() == at::kHalf;  // as a sum, where the average would not
+    if (may_overflow) values.mul_(1.0 / divisor);
     wire.all_reduce(values);
-    result.copy_(values.mul_(1.0 / divisor));
+    if (!may_overflow) values.mul_(1.0 / divisor);
+    result.copy_(values);
     return wait_for_current_stream(result.device());
   }
   at::Tensor values = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();

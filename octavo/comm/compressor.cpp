@@ -132,9 +132,14 @@ bool Compressor::has_had(std::size_t parameter) const {
 
 void Compressor::abandon_step() {
   const std::lock_guard lock(mutex_);
+  break_off();
+}
+
+void Compressor::break_off() {
   roll_back();
   clips_.forget_step();
   current_ = Step::none;
+  jobs_under_way_ = 0;
   verdict_.abandon_step();
 }
 
@@ -172,8 +177,10 @@ void Compressor::roll_back() {
   for (Parameter& parameter : parameters_) parameter.sends_owed = false;
 }
 
-/// Commits what the step under way has left out, or rolls it back. Nothing of it can be taken back afterwards.
+/// Commits what the step under way has left out, or rolls it back. Nothing of it can be taken back afterwards. A step
+/// with a bucket under way was broken off, as by an error in a backward pass: a part of its parameters was not sent.
 void Compressor::close_step() {
+  if (jobs_under_way_ > 0) return break_off();
   const bool finite = verdict_.end_step();
   if (!finite) clips_.forget_step();
   if (current_ == Step::under_way) current_ = Step::ended;
@@ -200,6 +207,7 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   auto job = job_of(std::move(bucket), std::move(slots), divisor);
   if (step_exchange_ == Exchange::nothing) {
     keep_gradients(*job);
+    ++jobs_under_way_;
     return job;
   }
   const AutoPlan::Turn turn = job->is_planned ? choose_plan(*job) : AutoPlan::Turn{0, false};
@@ -223,6 +231,7 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
     job->outcome = job->schedule->finish();
     auto_->record(std::chrono::duration<double>(ready - first_ready_).count(), schedules_.seconds() - before);
   }
+  ++jobs_under_way_;
   return job;
 }
 
@@ -335,7 +344,6 @@ void Compressor::finish(std::unique_ptr<Job> job) {
          job ? c10::str(transfers(*job) - 1, " times, got ", job->advanced) : "before, got none");
   }
   const Outcome outcome = job->outcome ? *job->outcome : job->schedule->finish();
-  verdict_.report(outcome.finite);
   const float scale = job->gradient_scale;
   for (std::size_t i = 0; i < job->slots.size(); ++i) {
     const std::size_t index = job->slots[i].parameter;
@@ -358,6 +366,8 @@ void Compressor::finish(std::unique_ptr<Job> job) {
     wait_for_current_stream(job->bucket.device());
     momenta_.take_sample(job->bucket, job->slots);
   }
+  verdict_.report(outcome.finite && fits_dtype(*job));
+  if (jobs_under_way_ > 0) --jobs_under_way_;
   if (job->schedule) schedules_.give_back(std::move(job->schedule), job->bucket.device(), job->is_encoded);
   if (job->is_planned) last_done_ = Clock::now();
 }
@@ -406,6 +416,24 @@ at::Tensor Compressor::result_of(const at::Tensor& bucket) const {
   if (collective_ != Collective::reduce_scatter) return bucket;
   const std::int64_t part = bucket.numel() / wire_->world_size();
   return bucket.narrow(0, wire_->rank() * part, part);
+}
+
+/// Whether the averages, which were computed in float32, are finite in the bucket's dtype, too. What a dense bucket has
+/// was looked at in its dtype.
+bool Compressor::fits_dtype(const Job& job) const {
+  if (!job.is_encoded || job.bucket.scalar_type() != at::kHalf) return true;
+  const at::Tensor results = result_of(job.bucket.view(-1));
+  const bool stays_in_place = collective_ == Collective::reduce_to_owners;
+  return std::ranges::all_of(job.slots, [&](const Slot& slot) {
+    const ParameterInfo& info = parameters_[slot.parameter].info;
+    const Range own =
+        scatters() ? owned_range(info.count, wire_->rank(), wire_->world_size(), info.ownership) : Range{0, info.count};
+    const auto first = static_cast<std::int64_t>(stays_in_place ? own.first : 0);
+    const auto count = static_cast<std::int64_t>(own.count);
+    if (slot.apart != nullptr)
+      return all_finite(at::from_blob(static_cast<at::Half*>(slot.apart) + first, count, at::kHalf));
+    return all_finite(results.narrow(0, static_cast<std::int64_t>(slot.offset) + first, count));
+  });
 }
 
 /// Whether the gradients of a bucket, of whatever dtype, are read and written where they lie: float32 always, other

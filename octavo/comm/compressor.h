@@ -87,9 +87,10 @@ class OCTAVO_API Compressor {
   /// few numbers here. `mark` is a number of the caller's: ranks that give other marks for a step get Error
   /// communication from its buckets. Throws what Wire throws.
   void begin_step(std::uint64_t mark = 0);
-  /// Ends the current step now, not at the next begin_step(), and returns whether it was finite. The answer is the same
-  /// on all ranks, unless nothing was sent in the step: each rank then knows its own gradients alone. Until the next
-  /// begin_step() further calls return the same answer. Throws what Wire throws.
+  /// Ends the current step now, not at the next begin_step(), and returns whether it was finite. A step with a job
+  /// under way is abandoned, here and by any other call that ends a step. The answer is the same on all ranks, unless
+  /// nothing was sent in the step: each rank then knows its own gradients alone. Until the next begin_step() further
+  /// calls return the same answer. Throws what Wire throws.
   bool end_step();
   /// Whether buckets may come: a step was begun and has not ended.
   bool is_in_step() const;
@@ -308,6 +309,7 @@ class OCTAVO_API Compressor {
   // compressor.cpp
   void begin_step_of(Exchange exchange);
   void close_step();
+  void break_off();
   void roll_back();
   void forget_owed();
   bool is_kept() const;
@@ -318,6 +320,7 @@ class OCTAVO_API Compressor {
   AutoPlan::Turn choose_plan(Job& job);
   void keep_gradients(Job& job) const;
   bool has_encoded(const std::vector<Slot>& slots) const;
+  bool fits_dtype(const Job& job) const;
   bool takes_as_it_is(const Job& job) const;
   at::Tensor result_of(const at::Tensor& bucket) const;
 
@@ -370,6 +373,7 @@ class OCTAVO_API Compressor {
   std::uint64_t mark_ = 0;                         // of the current step
   std::uint64_t seed_;
   enum class Step { none, under_way, ended } current_ = Step::none;
+  std::uint64_t jobs_under_way_ = 0;  // begun in this step, and not finished
   ClipHistory clips_;
   std::uint64_t dense_bytes_ = 0, steps_ = 0;
   PackedFigures compared_;  // of parameters whose codecs need an estimate, over all steps

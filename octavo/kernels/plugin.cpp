@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "octavo/kernels/backend.h"
+#include "octavo/kernels/fork.h"
 
 namespace octavo {
 
@@ -71,14 +72,27 @@ Plugin open(const std::string& name) {
   return {table, file};
 }
 
+struct Opened {
+  std::mutex mutex;
+  std::map<std::string, Plugin> plugins;
+};
+
+/// Never destroyed: tensors may outlive every static object.
+Opened& all() {
+  static auto* const opened = [] {
+    hold_over_forks<[]() -> std::mutex& { return all().mutex; }>();
+    return new Opened;
+  }();
+  return *opened;
+}
+
 }  // namespace
 
 const Plugin& plugin(const std::string& name) {
-  static std::mutex mutex;
-  static auto* const opened = new std::map<std::string, Plugin>;  // tensors may outlive every static object
-  const std::lock_guard lock(mutex);
-  const auto found = opened->find(name);
-  return found != opened->end() ? found->second : opened->emplace(name, open(name)).first->second;
+  Opened& opened = all();
+  const std::lock_guard lock(opened.mutex);
+  const auto found = opened.plugins.find(name);
+  return found != opened.plugins.end() ? found->second : opened.plugins.emplace(name, open(name)).first->second;
 }
 
 }  // namespace octavo

@@ -119,4 +119,6 @@ void make_step(const StepTensors& tensors, const MakeStep& make) {
   }
 }
 
+void require_room(const StepTensors& tensors) { const Copied copied(tensors); }
+
 }  // namespace octavo

@@ -20,4 +20,9 @@ using MakeStep = std::function<void(const LaunchScope& scope, std::size_t parame
 /// order that kernels cannot use are copied, and what has changed is copied back at the end.
 OCTAVO_API void make_step(const StepTensors& tensors, const MakeStep& make);
 
+/// Throws what an allocation throws where there is no memory for the copies that make_step() would make. It is for a
+/// caller that makes several calls, of which the first must not move anything where a later one finds no memory. The
+/// allocator keeps the memory at hand.
+OCTAVO_API void require_room(const StepTensors& tensors);
+
 }  // namespace octavo

@@ -19,8 +19,8 @@ def in_forward(error: BaseException, *, is_compiled: bool, is_gathered: bool) ->
         return RuntimeError(
             "[zero.forward] a parameter was read while its module was not at work, and is not whole then, as where a "
             "model uses the weight of one layer for another by hand: call the module that has it; read it in "
-            "engine.gathered(), which must go on until engine.backward is done where a gradient needs it; or use stage 1 "
-            "or 2"
+            "engine.gathered(), which must go on until engine.backward is done where a gradient needs it; or use stage "
+            "1 or 2"
         )
     return None
 

@@ -95,6 +95,18 @@ def test_evaluations_add_up_their_figures(two_ranks):
     assert torch.equal(*results) and bool(results[0].any())
 
 
+def average_of_large_halves(rank: int, plan: str) -> torch.Tensor:
+    tensor = torch.full((512,), 60_000.0, dtype=torch.float16)
+    octavo.all_reduce(tensor, plan, op=dist.ReduceOp.AVG)
+    return tensor
+
+
+@pytest.mark.parametrize("plan", ["dense", "int8"])
+def test_an_average_of_float16_is_there_where_the_sum_would_overflow(two_ranks, plan):
+    for result in two_ranks.run(average_of_large_halves, plan):
+        assert torch.equal(result, torch.full((512,), 60_000.0, dtype=torch.float16))
+
+
 def sum_of_zeros(rank: int, plan: str) -> torch.Tensor:
     tensor = torch.tensor([0.0, -0.0] if rank else [-0.0, -0.0]).repeat(300)
     octavo.all_reduce(tensor, plan)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from octavo.optim import OneBitAdamW, OneBitLamb, ZeroOneAdam
+from octavo.optim import AdamW8bit, OneBitAdamW, OneBitLamb, ZeroOneAdam
 
 MIB = 1 << 20
 SIZES = (128 * 1024, 1024 * 1024)
@@ -87,3 +87,35 @@ def test_a_step_without_memory_changes_nothing(name: str, dtype: torch.dtype) ->
     assert none_refused == 0
     assert refused > 5
     assert not differing(whole, limited)
+
+
+def stepped_in_groups(spare_mib: int | None) -> tuple[dict[str, Any], bool]:
+    """Makes a step of two groups, of which the second one needs copies of what lies in another memory order. Returns
+    what is there then, and whether there was memory."""
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(1024, 256).to("sycl")), nn.Parameter(torch.randn(512, 2048).to("sycl"))]
+    optimizer = AdamW8bit([dict(params=[p]) for p in parameters], lr=1e-2, min_8bit_size=0)
+    for other_order in (False, True):  # the first step makes the states
+        parameters[0].grad = torch.randn(1024, 256).to("sycl")
+        parameters[1].grad = torch.randn(2048, 512).to("sycl").t() if other_order else torch.randn(512, 2048).to("sycl")
+        if not other_order:
+            optimizer.step()
+    before = snapshot(parameters, optimizer)
+    gc.collect()
+    torch.sycl.synchronize()
+    torch.sycl.empty_cache()
+    if spare_mib is not None:
+        torch.sycl.set_memory_limit(torch.sycl.memory_reserved() + spare_mib * MIB)
+    try:
+        optimizer.step()
+    except torch.OutOfMemoryError:
+        return {name: None for name in differing(before, snapshot(parameters, optimizer))}, False
+    finally:
+        torch.sycl.set_memory_limit(None)
+    return snapshot(parameters, optimizer), True
+
+
+def test_a_step_of_several_groups_without_memory_for_the_last_changes_nothing() -> None:
+    changed, was_made = stepped_in_groups(1)
+    assert not was_made and not changed
+    assert stepped_in_groups(None)[1]
