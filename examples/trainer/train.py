@@ -23,9 +23,11 @@ class CompressGradients(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         if self.trainer.model_wrapped is not self.compressed:  # a second train() may continue with the same model
             self.compressed = self.trainer.model_wrapped
-            self.handle = octavo.compress(self.compressed, self.plan, optimizer=self.trainer.optimizer)
+            scaler = self.trainer.accelerator.scaler  # there is one with fp16=True
+            self.handle = octavo.compress(self.compressed, self.plan, optimizer=self.trainer.optimizer, scaler=scaler)
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        self.trainer.accelerator.unscale_gradients()
         self.handle.clip_grad_norm_(self.max_norm)
 
     def on_train_end(self, args, state, control, **kwargs):

@@ -26,8 +26,19 @@ at::Tensor unpackbits_op(const at::Tensor& packed, std::int64_t input_size, std:
   return as_torch_error([&] { return unpackbits(packed, input_size, rank.value_or(0)); });
 }
 
+/// Counts a change, as torch's own operators do. Autograd then refuses a backward pass that needs the values as they
+/// were.
+void count_change(const at::Tensor& changed) {
+  if (!changed.is_inference()) changed.unsafeGetTensorImpl()->bump_version();
+}
+
+void count_change(at::TensorList changed) {
+  for (const at::Tensor& one : changed) count_change(one);
+}
+
 void unpackbits_out_op(const at::Tensor& packed, at::Tensor out) {
   as_torch_error([&] { unpackbits_out(packed, out); });
+  count_change(out);
 }
 
 // SymInt is taken by value: otherwise the dispatcher does not see that a kernel takes symbolic sizes.
@@ -110,9 +121,9 @@ void lion_op(at::TensorList parameters, at::TensorList gradients, at::TensorList
 void require_step_op(at::TensorList parameters, at::TensorList gradients, at::TensorList means,
                      at::TensorList mean_scales, at::TensorList squares, at::TensorList square_scales,
                      at::TensorList tails, std::int64_t code_bits, const OptionalTensor& gradient_factor,
-                     const OptionalTensor& nonfinite) {
-  StepTensors tensors =
-      step_tensors(parameters, gradients, means, mean_scales, tails, code_bits, gradient_factor, nonfinite, {}, {}, {});
+                     const OptionalTensor& nonfinite, std::optional<std::int64_t> rounding_seed) {
+  StepTensors tensors = step_tensors(parameters, gradients, means, mean_scales, tails, code_bits, gradient_factor,
+                                     nonfinite, rounding_seed, {}, {});
   tensors.squares = squares;
   tensors.square_scales = square_scales;
   const bool has_square = !squares.empty();
@@ -162,16 +173,7 @@ void zero_one_sync_op(at::TensorList parameters, at::TensorList anchors, at::Ten
   as_torch_error([&] { zero_one_sync_(parameters, anchors, momenta, updates, decays.vec(), totals.vec()); });
 }
 
-void count_change(const at::Tensor& moved) {
-  if (!moved.is_inference()) moved.unsafeGetTensorImpl()->bump_version();
-}
-
-void count_change(at::TensorList moved) {
-  for (const at::Tensor& one : moved) count_change(one);
-}
-
-/// An operator whose first argument is the parameters that it changes. It counts the change, as torch's own operators
-/// do. Autograd then refuses a backward pass that needs the parameters as they were.
+/// An operator whose first argument is the parameters that it changes. It counts the change.
 template <auto op>
 struct Moving;
 template <class Moved, class... Arguments, void (*op)(Moved, Arguments...)>
@@ -215,7 +217,7 @@ TORCH_LIBRARY(octavo, m) {
   m.def(
       "require_step(Tensor[] parameters, Tensor[] gradients, Tensor[] means, Tensor[] mean_scales, Tensor[] squares, "
       "Tensor[] square_scales, Tensor[] tails, int code_bits=8, Tensor? gradient_factor=None, "
-      "Tensor? nonfinite=None) -> ()",
+      "Tensor? nonfinite=None, int? rounding_seed=None) -> ()",
       compilable);
   m.def("encode_state_(Tensor values, Tensor(a!) codes, Tensor(b!) scales, int bits, bool is_signed) -> ()",
         compilable);

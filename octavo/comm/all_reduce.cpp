@@ -80,14 +80,16 @@ std::uint64_t key_of(const Plan& plan, std::uint64_t call, std::uint64_t seed) {
 }
 
 /// Whether the back end sums up the values in their own dtype. None knows floats of 8 bits, which are sent in float32.
-bool is_summed_as_it_is(const Plan& plan, const at::Tensor& tensor) {
-  return plan.dense() && tensor.element_size() > 1;
+/// So are those of float16 for an average: their sum may be too large where the average is not.
+bool is_summed_as_it_is(const Plan& plan, const at::Tensor& tensor, ReduceOp op) {
+  const bool may_overflow = op == ReduceOp::average && tensor.scalar_type() == at::kHalf;
+  return plan.dense() && tensor.element_size() > 1 && !may_overflow;
 }
 
 /// Returns a digest of all that the ranks must agree on. It has the dtype in it where values are sent in their dtype.
 std::uint64_t digest_of(std::uint64_t key, const Plan& plan, const at::Tensor& tensor, ReduceOp op) {
   std::uint64_t digest = rules::derive_key(key, static_cast<std::uint64_t>(op));
-  if (is_summed_as_it_is(plan, tensor)) {
+  if (is_summed_as_it_is(plan, tensor, op)) {
     digest = rules::derive_key(digest, static_cast<std::uint64_t>(tensor.scalar_type()));
   }
   digest = rules::derive_key(digest, static_cast<std::uint64_t>(tensor.numel()));
@@ -109,13 +111,10 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
   require_same_on_all(wire, digest, "comm.all_reduce",
                       "call it with tensors of other sizes, or with another plan, operation, seed or number of the "
                       "call: let all ranks make the same calls in the same order");
-  if (is_summed_as_it_is(plan, tensor)) {
+  if (is_summed_as_it_is(plan, tensor, op)) {
     at::Tensor values = tensor.to(at::TensorOptions(at::kCPU), /*non_blocking=*/false, /*copy=*/true).contiguous();
-    const bool may_overflow = values.scalar_type() == at::kHalf;  // as a sum, where the average would not
-    if (may_overflow) values.mul_(1.0 / divisor);
     wire.all_reduce(values);
-    if (!may_overflow) values.mul_(1.0 / divisor);
-    result.copy_(values);
+    result.copy_(values.mul_(1.0 / divisor));
     return wait_for_current_stream(result.device());
   }
   at::Tensor values = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();

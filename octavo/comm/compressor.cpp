@@ -201,13 +201,13 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
     fail(ErrorCode::invalid_argument, kOfCompressor, "expected a finite divisor above 0, got ", *divisor);
   }
   for (const Slot& slot : slots) parameters_[slot.parameter].last_used = steps_;
+  ++jobs_under_way_;
   clips_.count_bucket();
   if (step_exchange_ == Exchange::planned) first_ready_ = std::min(first_ready_, ready);
   dense_bytes_ += ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
   auto job = job_of(std::move(bucket), std::move(slots), divisor);
   if (step_exchange_ == Exchange::nothing) {
     keep_gradients(*job);
-    ++jobs_under_way_;
     return job;
   }
   const AutoPlan::Turn turn = job->is_planned ? choose_plan(*job) : AutoPlan::Turn{0, false};
@@ -231,7 +231,6 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
     job->outcome = job->schedule->finish();
     auto_->record(std::chrono::duration<double>(ready - first_ready_).count(), schedules_.seconds() - before);
   }
-  ++jobs_under_way_;
   return job;
 }
 
@@ -424,16 +423,21 @@ bool Compressor::fits_dtype(const Job& job) const {
   if (!job.is_encoded || job.bucket.scalar_type() != at::kHalf) return true;
   const at::Tensor results = result_of(job.bucket.view(-1));
   const bool stays_in_place = collective_ == Collective::reduce_to_owners;
-  return std::ranges::all_of(job.slots, [&](const Slot& slot) {
+  std::vector<at::Tensor> extremes;
+  for (const Slot& slot : job.slots) {
     const ParameterInfo& info = parameters_[slot.parameter].info;
     const Range own =
         scatters() ? owned_range(info.count, wire_->rank(), wire_->world_size(), info.ownership) : Range{0, info.count};
+    if (own.count == 0) continue;
     const auto first = static_cast<std::int64_t>(stays_in_place ? own.first : 0);
     const auto count = static_cast<std::int64_t>(own.count);
-    if (slot.apart != nullptr)
-      return all_finite(at::from_blob(static_cast<at::Half*>(slot.apart) + first, count, at::kHalf));
-    return all_finite(results.narrow(0, static_cast<std::int64_t>(slot.offset) + first, count));
-  });
+    const at::Tensor part = slot.apart != nullptr
+                                ? at::from_blob(static_cast<at::Half*>(slot.apart) + first, count, at::kHalf)
+                                : results.narrow(0, static_cast<std::int64_t>(slot.offset) + first, count);
+    const auto [least, greatest] = at::aminmax(part);  // NaN where any value is
+    extremes.insert(extremes.end(), {least, greatest});
+  }
+  return extremes.empty() || at::stack(extremes).isfinite().all().item<bool>();
 }
 
 /// Whether the gradients of a bucket, of whatever dtype, are read and written where they lie: float32 always, other

@@ -41,13 +41,13 @@ Engine::Engine(c10::intrusive_ptr<c10d::ProcessGroup> process_group, c10::intrus
   init(std::move(process_group), std::move(backend), bucket_size, std::move(options));
 }
 
-/// The values that lie on the host are of tensors that outlive the engine. Whoever destroys it may be at work on
-/// another stream than those who use the tensors.
+/// The values that lie on the host, or are on their way back, are of tensors that outlive the engine. Whoever destroys
+/// it may be at work on another stream than those who use the tensors.
 Engine::~Engine() {
-  if (offloaded_bytes() == 0) return;
   try {
+    const bool are_away = offloaded_bytes() > 0;
     restore();
-    synchronize(param_registry->getParam(params_.front().id).getDevice());
+    if (are_away) synchronize(param_registry->getParam(params_.front().id).getDevice());
   } catch (...) {  // the device has no memory left, or is lost: whoever reads the values is told that they are away
   }
 }

@@ -72,27 +72,38 @@ Plugin open(const std::string& name) {
   return {table, file};
 }
 
-struct Opened {
+struct Entry {
+  std::once_flag is_opened;
+  Plugin plugin = {};
+};
+
+/// The plug-ins by name. An entry stays where it is.
+struct Entries {
   std::mutex mutex;
-  std::map<std::string, Plugin> plugins;
+  std::map<std::string, Entry> by_name;
 };
 
 /// Never destroyed: tensors may outlive every static object.
-Opened& all() {
-  static auto* const opened = [] {
+Entries& all() {
+  static auto* const entries = [] {
     hold_over_forks<[]() -> std::mutex& { return all().mutex; }>();
-    return new Opened;
+    return new Entries;
   }();
-  return *opened;
+  return *entries;
+}
+
+Entry& entry_of(const std::string& name) {
+  const std::lock_guard lock(all().mutex);
+  return all().by_name[name];
 }
 
 }  // namespace
 
+/// Opens without the mutex, because a driver may fork while it begins.
 const Plugin& plugin(const std::string& name) {
-  Opened& opened = all();
-  const std::lock_guard lock(opened.mutex);
-  const auto found = opened.plugins.find(name);
-  return found != opened.plugins.end() ? found->second : opened.plugins.emplace(name, open(name)).first->second;
+  Entry& entry = entry_of(name);
+  std::call_once(entry.is_opened, [&] { entry.plugin = open(name); });
+  return entry.plugin;
 }
 
 }  // namespace octavo

@@ -25,9 +25,12 @@ from setuptools import Extension
 from torch.utils import cpp_extension
 
 from octavo import _C
+from octavo.durable_files import write_text
 
 _PACKAGE = Path(_C.__file__).parent
-_SYCL = Path(sys.prefix)  # SYCL's packages install their headers and libraries there
+# Where SYCL's packages install their headers and libraries: beside lib/pythonX.Y/site-packages, which is not in
+# sys.prefix where pip has installed for a user, or beside Debian's own Python.
+_SYCL = next((folder for folder in _PACKAGE.parents if (folder / "include/sycl/sycl.hpp").exists()), Path(sys.prefix))
 _FLAGS = ["-std=c++20", "-DSYCL_DISABLE_FSYCL_SYCLHPP_WARNING"]
 _DELIMITER = "__octavo__"
 
@@ -137,7 +140,7 @@ def _embed(source: Path, folder: Path) -> str:
     target = folder / f"{name}_sycl.cpp"
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.exists() or target.read_text() != content:  # a file that is not written is not compiled again
-        target.write_text(content)
+        write_text(target, content)  # at once: another rank may compile it
     return str(target)
 
 

@@ -24,6 +24,7 @@ from octavo.handle_state import (
     states_of_one_run,
 )
 from octavo.hooks import OwnHook
+from octavo.optim.base import unwrapped
 from octavo.optim.clipping import clip_factor, clip_gradients, require_max_norm
 from octavo.optim.joined import JoinedOptimizer, require_no_momentum
 from octavo.parameters import memory_orders, require_kernels, require_memory_orders
@@ -57,7 +58,7 @@ class Handle(SendsMomenta):
         super().__init__(compressor, parameters, delivered, scaler)
         self._model = model  # whose hooks exchange gradients: it lives as long as the handle
         self._layout = layout
-        self._given = None if optimizer is None else weakref.ref(optimizer)  # it may refer to the handle
+        self._given = None if optimizer is None else weakref.ref(unwrapped(optimizer))  # it may refer to the handle
         if scaler is not None:  # the hook refers to no handle, which refers to the model
             model.register_forward_pre_hook(OwnHook(lambda *_: compressor.set_gradient_scale(scaler.get_scale())))
 

@@ -29,6 +29,24 @@ def eager_step(step: Callable[..., Any]) -> Callable[..., Any]:
     return not_compiled(eager)
 
 
+def unwrapped(optimizer: Any) -> Any:
+    """Returns an optimizer itself, taken out of wrappers such as those of Accelerate, Lightning and Fabric."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
+
+
+def of_itself(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a method that changes attributes of an optimizer. Lightning's and Fabric's wrappers inherit the class
+    of what they wrap, so that such a method would be called for the wrapper, and change the wrapper's attributes."""
+
+    @wraps(method)
+    def call(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(unwrapped(optimizer), *args, **kwargs)
+
+    return call
+
+
 def loss_of(closure: Callable[[], Tensor] | None) -> Tensor | None:
     """Returns what the closure of a step returns; None where there is none. It computes gradients."""
     if closure is None:

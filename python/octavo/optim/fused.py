@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from octavo.arguments import is_whole_number
 from octavo.finite import all_finite
-from octavo.optim.base import CheckedOptimizer, eager_step, loss_of
+from octavo.optim.base import CheckedOptimizer, eager_step, loss_of, of_itself
 from octavo.optim.checks import TORCHS_OWN, page_folder, require_dense, require_group_options
 from octavo.optim.clipping import GradientClip, require_max_norm
 from octavo.optim.overrides import groups_by_name
@@ -178,10 +178,12 @@ class FusedOptimizer(CheckedOptimizer):
         self._clip = None
         return loss
 
+    @of_itself
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
         self._clip = None  # it was of the gradients that are gone
 
+    @of_itself
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clips the gradients of the next step to the global L2 norm ``max_norm``. Returns the norm that they have, a
@@ -216,6 +218,7 @@ class FusedOptimizer(CheckedOptimizer):
             flag.zero_()
         return seen
 
+    @of_itself
     def step_in_backward(self) -> list[RemovableHandle]:
         """From now on a parameter makes its step as soon as backward has its gradient, which is then freed: all
         gradients together need no more memory than the largest one. ``step()`` finds nothing left to do. Returns
@@ -291,7 +294,7 @@ class FusedOptimizer(CheckedOptimizer):
         """Raises what ``_call`` would raise for these parameters."""
         moments = [(self._states(parameters, moment), self._scales(parameters, moment)) for moment in self._moments]
         (means, mean_scales), (squares, square_scales) = [*moments, ([], [])][:2]  # Lion has only one
-        names = ("parameters", "gradients", "tails", "code_bits", "gradient_factor", "nonfinite")
+        names = ("parameters", "gradients", "tails", "code_bits", "gradient_factor", "nonfinite", "rounding_seed")
         torch.ops.octavo.require_step(
             means=means,
             mean_scales=mean_scales,

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from octavo._C import Plan
 from octavo.hooks import OwnHook, while_alive
-from octavo.optim.base import CheckedOptimizer
+from octavo.optim.base import CheckedOptimizer, unwrapped
 
 if TYPE_CHECKING:
     from octavo.handle import Handle
@@ -161,8 +161,7 @@ def joined_optimizer(optimizer: object, where: str) -> JoinedOptimizer | None:
     optimizer that need not be joined. Raises TypeError for what is no optimizer of torch."""
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise TypeError(f"[{where}] optimizer must be a torch optimizer, got {type(optimizer).__name__}")
-    while not isinstance(optimizer, JoinedOptimizer) and isinstance(getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = optimizer.optimizer
+    optimizer = unwrapped(optimizer)  # first: some wrappers inherit the class of what they wrap
     return optimizer if isinstance(optimizer, JoinedOptimizer) else None
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan
+from octavo.optim.base import of_itself
 from octavo.optim.checks import without_inert
 from octavo.optim.fused import FusedOptimizer, StepCall
 from octavo.optim.joined import JoinedOptimizer
@@ -119,6 +120,7 @@ class DistributedLion(JoinedOptimizer, Lion):
     def keeps_own_momenta(self) -> bool:
         return True
 
+    @of_itself
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Raises ValueError where the optimizer is joined to a handle, since no gradient is left to clip."""
         if self._handle is None:

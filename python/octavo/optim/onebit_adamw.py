@@ -15,7 +15,7 @@ from torch import Tensor
 
 from octavo._C import Plan
 from octavo.arguments import is_number
-from octavo.optim.base import eager_step, loss_of
+from octavo.optim.base import eager_step, loss_of, of_itself
 from octavo.optim.checks import require_dense, require_group_options, require_parameter_states
 from octavo.optim.clipping import clip_factor, require_max_norm, total_norm
 from octavo.optim.joined import JoinedOptimizer
@@ -191,6 +191,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         if not self.frozen and self.param_groups[0]["steps"] >= self.warmup_steps:
             self._freeze()
 
+    @of_itself
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clips the global norm of the gradient, in both phases. Returns the norm, a tensor without dimensions. Call it

@@ -18,6 +18,7 @@ from octavo import _C
 from octavo._C import Plan
 from octavo.arguments import require_seed
 from octavo.hooks import OwnHook, remove_after
+from octavo.optim.base import of_itself
 from octavo.outer.buffers import FiniteBuffers
 from octavo.outer.checks import (
     plan_of,
@@ -322,6 +323,7 @@ class Outer(Optimizer):
 
     # ---- the anchor
 
+    @of_itself
     @contextmanager
     def at_anchor(self) -> Iterator[None]:
         """A context in which the model's parameters are the anchor, the same on all ranks; afterwards they are this

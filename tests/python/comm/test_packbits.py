@@ -67,6 +67,15 @@ def test_unpacking_into_memory_that_is_there():
             octavo.unpackbits(packed, 1001, out=bad)
 
 
+def test_unpacking_into_memory_that_autograd_needs_is_seen():
+    out = octavo.unpackbits(octavo.packbits(torch.ones(8)), 8)
+    weight = torch.ones(8, requires_grad=True)
+    product = (out * weight).sum()
+    octavo.unpackbits(octavo.packbits(-torch.ones(8)), 8, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
 def test_a_result_in_memory_that_is_there_is_traced():
     packed = octavo.packbits(torch.randn(100))
     torch.library.opcheck(torch.ops.octavo.unpackbits.out, (packed,), dict(out=torch.empty(100)))

@@ -73,7 +73,7 @@ def _recompute_what_parameters_make(joint: GraphModule, are_gathered: bool) -> N
     of_parameters = {node for node in joint.graph.find_nodes(op="placeholder") if PARAMETER in node.meta}
     for node in joint.graph.nodes:
         inputs = node.all_input_nodes
-        is_kept = node.meta.get("recompute") == CheckpointPolicy.MUST_SAVE
+        is_kept = not are_gathered and node.meta.get("recompute") == CheckpointPolicy.MUST_SAVE
         if not inputs or not of_parameters.issuperset(inputs) or is_kept:
             continue
         if is_cast(node) or _is_view(node.target) or (are_gathered and _can_be_repeated(node.target)):
