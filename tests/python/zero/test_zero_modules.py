@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from zero_runs import error_of
+from zero_runs import error_of, train
 
 import octavo
 
@@ -175,13 +175,7 @@ def stop_in_forward(rank: int) -> list[float]:
             handle.remove()
     with pytest.raises(RuntimeError, match="not whole"):
         engine.module[0].weight.sum()
-    losses = []
-    for _ in range(3):
-        loss = engine(inputs_of(rank)).square().mean()
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses
+    return train(engine, rank, 3)
 
 
 def test_a_pass_that_is_broken_off_in_gathered_leaves_nothing_whole(two_ranks):

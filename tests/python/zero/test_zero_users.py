@@ -221,13 +221,7 @@ def trained_with_writes(rank: int, config: dict) -> list[float]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Halves(), nn.Tanh(), Halves())
     engine = octavo.initialize(model, adamw(model), config)
-    losses = []
-    for _ in range(4):
-        loss = engine(inputs_of(rank)).square().mean()
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return [*losses, *parameters_to_vector(model.parameters()).tolist()]
+    return [*train(engine, rank, 4), *parameters_to_vector(model.parameters()).tolist()]
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -257,13 +251,7 @@ def read_in_forward(rank: int, stage: int) -> list[float]:
     model = ReadsAnother()
     engine = octavo.initialize(model, adamw(model), {"zero_stage": stage, "reuse_mib": 0})
     model.__dict__["engine"] = engine
-    losses = []
-    for _ in range(4):
-        loss = engine(inputs_of(rank)).square().mean()
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses
+    return train(engine, rank, 4)
 
 
 def test_a_forward_may_read_in_gathered_what_other_modules_have(two_ranks):
