@@ -51,8 +51,15 @@ def test_a_second_train_goes_on_with_the_hook_of_the_first(monkeypatch):
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     compressed = []
-    monkeypatch.setattr(octavo, "compress", lambda model, *_, **__: compressed.append(model))
-    trainer = SimpleNamespace(model_wrapped=object(), optimizer=None)
+    scalers = []
+
+    def compress(model, *_, scaler, **__):
+        compressed.append(model)
+        scalers.append(scaler)
+
+    monkeypatch.setattr(octavo, "compress", compress)
+    accelerator = SimpleNamespace(scaler=object())
+    trainer = SimpleNamespace(model_wrapped=object(), optimizer=None, accelerator=accelerator)
     callback = example.CompressGradients(trainer, "int4+ef")
     for _ in range(2):
         callback.on_train_begin(None, None, None)
@@ -60,3 +67,4 @@ def test_a_second_train_goes_on_with_the_hook_of_the_first(monkeypatch):
     trainer.model_wrapped = object()
     callback.on_train_begin(None, None, None)
     assert compressed[1:] == [trainer.model_wrapped]
+    assert scalers == 2 * [accelerator.scaler]
