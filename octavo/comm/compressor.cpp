@@ -423,21 +423,18 @@ bool Compressor::fits_dtype(const Job& job) const {
   if (!job.is_encoded || job.bucket.scalar_type() != at::kHalf) return true;
   const at::Tensor results = result_of(job.bucket.view(-1));
   const bool stays_in_place = collective_ == Collective::reduce_to_owners;
-  std::vector<at::Tensor> extremes;
+  std::vector<at::Tensor> averages;
   for (const Slot& slot : job.slots) {
     const ParameterInfo& info = parameters_[slot.parameter].info;
     const Range own =
         scatters() ? owned_range(info.count, wire_->rank(), wire_->world_size(), info.ownership) : Range{0, info.count};
-    if (own.count == 0) continue;
     const auto first = static_cast<std::int64_t>(stays_in_place ? own.first : 0);
     const auto count = static_cast<std::int64_t>(own.count);
-    const at::Tensor part = slot.apart != nullptr
-                                ? at::from_blob(static_cast<at::Half*>(slot.apart) + first, count, at::kHalf)
-                                : results.narrow(0, static_cast<std::int64_t>(slot.offset) + first, count);
-    const auto [least, greatest] = at::aminmax(part);  // NaN where any value is
-    extremes.insert(extremes.end(), {least, greatest});
+    averages.push_back(slot.apart != nullptr
+                           ? at::from_blob(static_cast<at::Half*>(slot.apart) + first, count, at::kHalf)
+                           : results.narrow(0, static_cast<std::int64_t>(slot.offset) + first, count));
   }
-  return extremes.empty() || at::stack(extremes).isfinite().all().item<bool>();
+  return all_finite(averages);
 }
 
 /// Whether the gradients of a bucket, of whatever dtype, are read and written where they lie: float32 always, other

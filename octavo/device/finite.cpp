@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <vector>
 
 namespace octavo {
 
@@ -14,6 +15,16 @@ bool all_finite(const at::Tensor& tensor) {
   if (values.numel() == 0) return true;
   const auto [least, greatest] = at::aminmax(values);
   return std::isfinite(least.item<double>()) && std::isfinite(greatest.item<double>());
+}
+
+bool all_finite(at::TensorList tensors) {
+  std::vector<at::Tensor> extremes;
+  for (const at::Tensor& values : tensors) {
+    if (values.numel() == 0) continue;
+    const auto [least, greatest] = at::aminmax(values);
+    extremes.insert(extremes.end(), {least, greatest});
+  }
+  return extremes.empty() || at::stack(extremes).isfinite().all().item<bool>();
 }
 
 }  // namespace octavo

@@ -49,9 +49,9 @@ class Gathering:
         self._storages = [whole.untyped_storage() for whole in self._wholes]
         self._bytes = [storage.nbytes() for storage in self._storages]
         self._id_of_storage = {storage._cdata: id for id, storage in enumerate(self._storages)}
-        self._contexts = 0  # in how many calls of `gather_all` all parameters are whole
         self._users = [0] * len(ids)  # how many modules and contexts are at work with each
-        self._users_outside: list[list[int]] = []  # by context: the same outside of it
+        # the same outside of each context, a call of `gather_all` that `leave_all` has not ended yet
+        self._users_outside: list[list[int]] = []
         self._there = {id for id, count in enumerate(self._bytes) if count == 0}  # whole, or being gathered
         self._moving: set[int] = set()
         self._visits: list[int] = []  # the modules of this pass, in the order in which they needed their parameters
@@ -79,7 +79,7 @@ class Gathering:
         remove_after(self, handles)
 
     def _before_pass(self, *_: Any) -> None:
-        if self._contexts == 0:
+        if not self._users_outside:
             self._visits.clear()  # the pass before had no backward pass
 
     def gather(self, ids: Iterable[int]) -> None:
@@ -93,17 +93,14 @@ class Gathering:
 
     def gather_all(self) -> None:
         """Gathers all parameters, which stay whole until as many calls of `leave_all`."""
-        self._contexts += 1
         self._users_outside.append(self._users)
         self._users = [users + 1 for users in self._users]
         self.gather(range(len(self._wholes)))
 
     def leave_all(self) -> None:
         """Releases what no other context and no module at work needs, such as one whose forward has the context."""
-        self._contexts -= 1
         self._users = self._users_outside.pop()
-        for id in list(self._there):
-            self.release(id)
+        self._release_unused()
 
     def release(self, id: int) -> None:
         if self._users[id] > 0 or id not in self._there or self._bytes[id] == 0:
@@ -129,22 +126,26 @@ class Gathering:
 
     def release_all(self) -> None:
         """Releases all parameters that no context holds, also those that had no gradient in this backward pass."""
-        self._count_contexts_alone()
+        self._set_contexts(len(self._users_outside))
+        self._release_unused()
+
+    def _set_contexts(self, count: int) -> None:
+        """Makes ``count`` contexts, and no modules, the users of all parameters."""
+        *self._users_outside, self._users = ([users] * len(self._users) for users in range(count + 1))
+
+    def _release_unused(self) -> None:
         for id in list(self._there):
             self.release(id)
-
-    def _count_contexts_alone(self) -> None:
-        *self._users_outside, self._users = ([count] * len(self._users) for count in range(self._contexts + 1))
 
     def renew_all(self) -> None:
         """Releases all parameters, whoever holds them, because their owners' values have changed, and gathers those
         anew that contexts hold."""
-        contexts, self._contexts = self._contexts, 0
-        self.release_all()
+        contexts = len(self._users_outside)
+        self._set_contexts(0)
+        self._release_unused()
         self._engine.invalidate_gathered_params()
+        self._set_contexts(contexts)
         if contexts > 0:
-            self._contexts = contexts
-            self._count_contexts_alone()
             self.gather(range(len(self._wholes)))
 
     def end_pass(self) -> None:
@@ -187,7 +188,7 @@ class Gathering:
         """Gathers the parameters that a module needs now, and starts transfers for the next modules. In a context,
         where all are whole, it does nothing: a rank may make passes of its own there, and the order of visits must be
         the same on all ranks."""
-        if self._contexts > 0:
+        if self._users_outside:
             return
         place = len(self._visits)
         self._visits.append(number)

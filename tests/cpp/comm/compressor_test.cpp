@@ -51,6 +51,26 @@ TEST(Compressor, ANaNStepLeavesNoTraceOnAnyRank) {
   });
 }
 
+/// As where a backward pass raises an error behind its first bucket, and the state is saved for another start.
+TEST(Compressor, AStepWithABucketUnderWayIsBrokenOff) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Compressor compressor(std::make_unique<Wire>(backend, std::chrono::seconds(20)), Plan::parse("int4+ef"),
+                          {{"first", kCount}, {"second", 64}});
+    const auto first = [&](int step) { return bucket_of(rank, step).narrow(0, 0, kCount).clone(); };
+    const auto second = [&](int step) { return bucket_of(rank, step).narrow(0, kCount, 64).clone(); };
+    compressor.begin_step();
+    compressor.reduce(first(0), {{0, 0}});
+    compressor.reduce(second(0), {{1, 0}});
+    const auto before = copy(compressor.state().tensors);
+    compressor.begin_step();
+    compressor.reduce(first(1), {{0, 0}});
+    const auto lost = compressor.begin(second(1), {{1, 0}});
+    EXPECT_FALSE(compressor.end_step());
+    expect_equal(compressor.state().tensors, before);
+    EXPECT_FALSE(before.empty());
+  });
+}
+
 TEST(Compressor, OneRankAloneDividesAsSeveralDo) {
   run_ranks(1, [](const BackendPtr& backend, int) {
     for (const char* plan : {"dense", "bf16", "int8+ef", "sign+ef", "dgc:0.5", "topk:0.5+ef", "sketch:0.5+ef"}) {

@@ -108,31 +108,4 @@ TEST(GradientDtypes, AResultThatItsDtypeDoesNotHaveIsSeen) {
   }
 }
 
-/// As where a backward pass raises an error behind its first bucket, and the state is saved for another start.
-TEST(CompressorSteps, AStepWithABucketUnderWayIsBrokenOff) {
-  thread_ranks::run_ranks(2, [&](const thread_ranks::BackendPtr& backend, int rank) {
-    Compressor compressor = make_compressor(backend, "int4+ef");
-    const auto buckets = [&](int step) {
-      const at::Tensor all = gradients(rank, step, at::kFloat);
-      return std::pair{all.narrow(0, 0, kLarge).clone(), all.narrow(0, kLarge, kSmall).clone()};
-    };
-    const auto [first, second] = buckets(0);
-    compressor.begin_step();
-    compressor.reduce(first, {{0, 0}});
-    compressor.reduce(second, {{1, 0}});
-    const std::map<std::string, at::Tensor> before = [&] {
-      std::map<std::string, at::Tensor> copies;
-      for (const auto& [key, tensor] : compressor.state().tensors) copies.emplace(key, tensor.clone());
-      return copies;
-    }();
-    const auto [third, fourth] = buckets(2);
-    compressor.begin_step();
-    compressor.reduce(third, {{0, 0}});
-    const auto lost = compressor.begin(fourth, {{1, 0}});
-    EXPECT_FALSE(compressor.end_step());
-    expect_equal(compressor.state().tensors, before);
-    EXPECT_FALSE(before.empty());
-  });
-}
-
 }  // namespace octavo
