@@ -72,6 +72,7 @@ Compressor::Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector
     parameters_.push_back({std::move(parameters[i])});
     parameters_.back().remembered_count = of_state[i].count;
   }
+  require_fits_ranks(plan);
   use(plan);
 }
 

@@ -337,6 +337,7 @@ class OCTAVO_API Compressor {
 
   // compressor_plan.cpp
   void use(const Plan& plan);
+  void require_fits_ranks(const Plan& plan) const;
   void forget_unused();
   void require_fits_hosts(const Plan& plan, const std::vector<std::string>& parameters) const;
   static void require_magnitudes(const Plan& plan, const char* where);

@@ -48,16 +48,18 @@ Matrix Compressor::shape_of(const Parameter& parameter) {
 /// Makes room for what another rank may send of a bucket under whatever plan, so that a rank under another plan is told
 /// so.
 void Compressor::expect_any_plan(const std::vector<Slot>& slots) {
-  std::uint64_t values = 0, tensors = 0;
-  const auto add = [&](const Parameter& parameter) {
-    values += parameter.info.ownership.range_size(parameter.info.count, wire_->world_size());
-    ++tensors;
-  };
-  for (const Slot& slot : slots) add(parameters_[slot.parameter]);
-  if (slots.empty()) std::ranges::for_each(parameters_, add);  // a sparse gradient, which may be dense on other ranks
-  for (Wire* wire : {wire_.get(), host_.get()}) {
-    if (wire) wire->set_longest_message(longest_message(values, tensors));
+  std::vector<const Parameter*> sent;
+  for (const Slot& slot : slots) sent.push_back(&parameters_[slot.parameter]);
+  if (slots.empty()) {  // a sparse gradient, which may be dense on other ranks
+    for (const Parameter& parameter : parameters_) sent.push_back(&parameter);
   }
+  const auto expect = [&](Wire& wire, const auto& count_of) {
+    std::uint64_t values = 0;
+    for (const Parameter* one : sent) values += one->info.ownership.range_size(count_of(*one), wire.world_size());
+    wire.set_longest_message(longest_message(values, sent.size()));
+  };
+  expect(*wire_, [](const Parameter& parameter) { return parameter.remembered_count; });
+  if (host_) expect(*host_, [](const Parameter& parameter) { return parameter.info.count; });
 }
 
 std::vector<Contribution> Compressor::contributions(const Job& job) {

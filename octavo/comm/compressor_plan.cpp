@@ -42,6 +42,7 @@ void Compressor::set_plan(const Plan& plan) {
   const std::lock_guard lock(mutex_);
   if (momenta_.needs_magnitudes()) require_magnitudes(plan, "comm.set_plan");
   if (momenta_.any()) require_fits_momenta(plan, "comm.set_plan");
+  require_fits_ranks(plan);
   close_step();
   use(plan);
 }
@@ -65,7 +66,8 @@ void Compressor::require_fits_momenta(const Plan& plan, const char* where) {
        " has a momentum of its own: send momenta by one that has none (sign+ef, topk:0.01+ef)");
 }
 
-void Compressor::use(const Plan& plan) {
+/// Throws where a rule fits no parameter, and for a plan that these ranks cannot exchange by.
+void Compressor::require_fits_ranks(const Plan& plan) const {
   std::vector<std::string> names;
   for (const Parameter& parameter : parameters_) {
     if (!parameter.info.exempt) names.push_back(parameter.info.name);
@@ -78,6 +80,9 @@ void Compressor::use(const Plan& plan) {
          " measures the exchanges of DistributedDataParallel between all ranks: with fully_shard, ZeRO and ",
          "ranks_per_host name a plan, such as ", plan.choices->back().text());
   }
+}
+
+void Compressor::use(const Plan& plan) {
   plan_before_ = std::exchange(plan_, std::make_shared<const Plan>(plan));
   const auto map_text = [](const ParameterPlan* of_one) {
     std::string text = of_one && of_one->map ? of_one->map->text() : "";

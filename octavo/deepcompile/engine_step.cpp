@@ -60,7 +60,7 @@ void Engine::start_backward(bool update) {
   }
   if (begins_step_) require_all_reduced();
   is_in_pass_ = true;
-  if (std::exchange(begins_step_, update)) param_registry->accumulation().reduced.clear();
+  if (std::exchange(begins_step_, update)) param_registry->accumulation().forget_averages();
   has_sent_before_ = !param_registry->accumulation().reduced.empty();
   if (sum_) sum_->begin_pass();
   for (auto& [id, executor] : executors) executor->startBackward(update);

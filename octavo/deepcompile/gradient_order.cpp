@@ -110,7 +110,9 @@ GradientOrder::Turns GradientOrder::receive_flags() {
   Turns turns;
   for (std::size_t i = 0; i < ids_.size(); ++i) {
     if (flags.beside[i]) turns.push_back(turn_of(ids_[i]));
-    if (!flags.some[i]) absent_.push_back(ids_[i]);
+  }
+  for (const long id : order_) {
+    if (!flags.some[indices_.at(id)]) absent_.push_back(id);
   }
   if (learns_) learn(flags);
   return turns;

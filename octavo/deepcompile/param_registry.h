@@ -25,7 +25,13 @@ enum class Gathered {
 /// The state of an engine's gradients between two changes of its parameters, for all graphs together.
 struct Accumulation {
   std::unordered_map<long, bool> reduced;      // whether a parameter's buffer holds a sum already
+  std::unordered_map<long, int> averages;      // by parameter: how many averages that sum is of
   std::unordered_map<long, at::Tensor> local;  // stage 1: this rank's own sums, which wait for the last micro-batch
+
+  void forget_averages() {
+    reduced.clear();
+    averages.clear();
+  }
 };
 
 /// The parameters of an engine by id, and the whole values of those that are gathered. Every change of a state is

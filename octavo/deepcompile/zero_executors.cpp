@@ -50,13 +50,11 @@ void ReducingExecutor::flushReduceBucket(at::ScalarType scalar_type) {
 
 void ReducingExecutor::startBackward(bool update) {
   CustomOpExecutor::startBackward(update);
-  first_of_step_.clear();
   if (order_) order_->begin_pass();
 }
 
 void ReducingExecutor::giveUpPass() {
   CustomOpExecutor::giveUpPass();
-  first_of_step_.clear();
   if (order_) order_->give_up_pass();
 }
 
@@ -67,7 +65,7 @@ void ReducingExecutor::endBackward() {
   CustomOpExecutor::endBackward();
   if (!order_) return;
   for (const long id : order_->absent()) {
-    if (first_of_step_.contains(id)) has_acc_grad_.erase(id);
+    if (--param_registry_->accumulation().averages.at(id) == 0) has_acc_grad_.erase(id);
   }
 }
 
@@ -120,7 +118,7 @@ void ReducingExecutor::receive() {
 void ReducingExecutor::deliver(const ReduceTask& task) {
   const long id = task.getDSId();
   const Range own = sum_->owned(id);
-  if (order_ && !has_acc_grad_.contains(id)) first_of_step_.insert(id);
+  ++param_registry_->accumulation().averages[id];
   if (own.count == 0) {
     has_acc_grad_[id] = true;
     return;

@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "octavo/deepcompile/executor.h"
@@ -57,8 +56,7 @@ class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
 
   std::shared_ptr<GradientSum> sum_;
   std::shared_ptr<const Flags> flags_;
-  std::unique_ptr<GradientOrder> order_;    // null: gradients are sent in the order in which they come
-  std::unordered_set<long> first_of_step_;  // delivered in this pass as the first of the step
+  std::unique_ptr<GradientOrder> order_;  // null: gradients are sent in the order in which they come
 };
 
 /// ZeRO-1: every rank adds up the whole gradients of micro-batches, and reduces them with those of the last one.

@@ -150,7 +150,7 @@ Outcome LinearSum::finish() {
 
 void LinearSum::reconstruct(const Mapped& mapped, std::uint32_t* nonfinite) {
   const Contribution& tensor = bucket_.tensors[mapped.tensor];
-  if (outcome_.power[mapped.tensor] == 0) return exchange_.keep_here(tensor, nonfinite);
+  if (outcome_.power[mapped.tensor] == 0) return exchange_.keep_here(tensor, bucket_.divisor, nonfinite);
   const Mapping& mapping = tensor.mapping;
   rules::Residual* const next =
       mapping.residual ? mapping.residual->next<rules::Residual>(tensor.count, device_) : nullptr;

@@ -30,8 +30,9 @@ class OCTAVO_API TwoPhase final : public Schedule {
   void advance() override;
   Outcome finish() override;
 
-  /// Makes the result of a tensor that need not be sent, in its place. `nonfinite`: as in Codec::decode.
-  void keep_here(const Contribution& tensor, std::uint32_t* nonfinite);
+  /// Makes the result of a tensor that need not be sent, in its place. `divisor`: Bucket::divisor. `nonfinite`: as in
+  /// Codec::decode.
+  void keep_here(const Contribution& tensor, double divisor, std::uint32_t* nonfinite);
 
  private:
   std::vector<PackedFigures> packed() const;

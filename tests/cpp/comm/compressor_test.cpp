@@ -176,6 +176,7 @@ TEST(Compressor, WhatIsCalledBetweenStepsEndsAStep) {
     compressor.reduce(bucket_of(rank, 0), {kSlots[0]});
     compressor.parameter_stats();
     compressor.stats();
+    EXPECT_THROW(compressor.set_plan(Plan::parse("int8;no_such_parameter=int4")), Error);
     compressor.reduce(bucket_of(rank, 0), {kSlots[1]});
     compressor.drop_step();
   });

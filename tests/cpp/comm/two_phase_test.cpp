@@ -223,6 +223,9 @@ TEST(TwoPhase, ATensorWithoutGradientAnywhereIsAbsentAndDecaysItsMomentum) {
     tensor.momentum_weight = 0.9F;
     EXPECT_EQ(reduce(wire, tensor, 2).power[0], 0.0F);
     EXPECT_TRUE(at::equal(values, at::full({100}, 0.9F)));
+    values.zero_();
+    reduce(wire, tensor, 1);  // a sum
+    EXPECT_TRUE(at::equal(values, at::full({100}, 1.8F)));
   });
 }
 

@@ -185,6 +185,25 @@ TEST(EnginePass, GradientsThatWaitForTheirTurnAreGivenUp) {
   });
 }
 
+/// A graph that ends sends, too, what another one has put into the bucket.
+TEST(EnginePass, AParameterThatOneGraphLacksHasTheGradientOfAnother) {
+  run_ranks(2, [](const BackendPtr& backend, int rank) {
+    ZeroOneGraph own(backend, 2, kOfPass), whole(backend, 2, kOfPass);
+    const std::vector<at::Tensor> gradients = gradients_of_pass(rank, 0);
+    own.engine.register_graph_z2(1, {0});
+    own.engine.order_gradients(kPassGraph, {0, 1, 2}, true);
+    own.engine.start_backward(true);
+    own.engine.reduce_grad(gradients[0], 1, 0);
+    for (const long id : {1L, 2L})
+      own.engine.take_grad(gradients[static_cast<std::size_t>(id)].clone(), kPassGraph, id);
+    own.engine.end_backward(kPassGraph);
+    own.engine.end_backward(1);
+    whole.backward(gradients, true);
+    EXPECT_EQ(own.engine.reduced_params().size(), 3U);
+    expect_same_gradients(own, whole);
+  });
+}
+
 TEST(EnginePass, OthersOfARankThatGivesUpAloneEndByTheirDeadline) {
   std::promise<void> first_has_ended;
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
