@@ -11,12 +11,12 @@
 #include "octavo/deepcompile/gradient_order.h"
 #include "octavo/deepcompile/gradient_sum.h"
 #include "octavo/deepcompile/graph_ids.h"
+#include "octavo/deepcompile/memory_access.h"
 #include "octavo/deepcompile/meta.h"
 #include "octavo/deepcompile/param_gather.h"
 #include "octavo/deepcompile/param_registry.h"
 #include "octavo/deepcompile/parameter.h"
 #include "octavo/deepcompile/reduce_bucket.h"
-#include "octavo/deepcompile/released.h"
 #include "octavo/deepcompile/symmetric.h"
 #include "octavo/deepcompile/tensor_offload.h"
 #include "octavo/deepcompile/text.h"
@@ -30,7 +30,7 @@ namespace dc = octavo::dc;
 using octavo::dc::ncclDataType_t;
 #endif
 
-/// Seed 003 spells the dtype so; torch has the name in the namespace torch alone. Define the macro in a program that is
+/// Seed 003 spells the dtype so; torch has the name only in the namespace torch. Define the macro in a program that is
 /// `using namespace torch` and says kFloat16, which would have two meanings.
 #if !defined(OCTAVO_NO_KFLOAT16)
 namespace at {

@@ -100,9 +100,11 @@ add_library(octavo SHARED
   comm/verdict.cpp
   comm/measured_loss.cpp
   comm/compressor.cpp
+  comm/compressor_bucket.cpp
   comm/compressor_contributions.cpp
   comm/compressor_plan.cpp
   comm/compressor_state.cpp
+  comm/compressor_step.cpp
   comm/compressor_stats.cpp
   comm/sent_momenta.cpp
   comm/all_reduce.cpp
@@ -114,10 +116,12 @@ add_library(octavo SHARED
   comm/host_work.cpp
   outer/fragment.cpp
   outer/outer.cpp
+  outer/outer_checks.cpp
   outer/outer_state.cpp
   deepcompile/default_engine.cpp
   deepcompile/engine.cpp
   deepcompile/engine_step.cpp
+  deepcompile/engine_values.cpp
   deepcompile/executor.cpp
   deepcompile/fresh_gather.cpp
   deepcompile/gradient_order.cpp
@@ -131,7 +135,7 @@ add_library(octavo SHARED
   deepcompile/parameter.cpp
   deepcompile/reduce_bucket.cpp
   deepcompile/param_registry.cpp
-  deepcompile/released.cpp
+  deepcompile/memory_access.cpp
   deepcompile/symmetric.cpp
   deepcompile/tensor_offload.cpp
   deepcompile/text.cpp

@@ -196,6 +196,7 @@ void bind_compressor(py::module_& m) {
       .def_property_readonly("exchange", py::cpp_function(&Compressor::exchange, no_gil))
       .def("end_step", &Compressor::end_step, no_gil)
       .def("drop_step", &Compressor::drop_step, no_gil)
+      .def("drop_step_or_residuals", &Compressor::drop_step_or_residuals, no_gil)
       .def("scale_step", &Compressor::scale_step, py::arg("factor"), no_gil)
       .def("gradient_powers", &Compressor::gradient_powers, no_gil)
       .def(

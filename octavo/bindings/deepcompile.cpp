@@ -13,8 +13,8 @@
 #include "octavo/bindings/without_gil.h"
 #include "octavo/comm/schedule/gather_shards.h"
 #include "octavo/deepcompile/engine.h"
+#include "octavo/deepcompile/memory_access.h"
 #include "octavo/deepcompile/parameter.h"
-#include "octavo/deepcompile/released.h"
 #include "octavo/kernels/error.h"
 
 namespace py = pybind11;
@@ -29,9 +29,8 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 CodecPtr codec_of_gather(const Plan& plan) {
   if (plan.dense() && plan.rules.empty()) return nullptr;
   if (plan.text() != plan.codec->text()) {
-    fail(ErrorCode::invalid_argument, "zero.initialize",
-         "parameters are gathered by a codec alone, such as int8, bf16 ", "or fp8, for all of them alike, got ",
-         plan.text());
+    fail(ErrorCode::invalid_argument, "zero.initialize", "parameters are gathered only by a codec, such as int8, bf16 ",
+         "or fp8, the same for all of them, got ", plan.text());
   }
   GatherShards::require_fit(*plan.codec);
   return plan.codec;

@@ -188,7 +188,8 @@ TORCH_LIBRARY(octavo, m) {
   const std::vector<at::Tag> compilable = {at::Tag::pt2_compliant_tag};
   m.def("packbits(Tensor tensor, SymInt? input_size=None, int? rank=None) -> Tensor", compilable);
   m.def("unpackbits(Tensor packed, SymInt input_size, int? rank=None) -> Tensor", compilable);
-  m.def("unpackbits.out(Tensor packed, *, Tensor(a!) out) -> ()", compilable);
+  // a name of its own, not an overload: torch.library.opcheck takes no operator with overloads
+  m.def("unpackbits_out(Tensor packed, *, Tensor(a!) out) -> ()", compilable);
   m.def(
       "adamw_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) mean, Tensor(c!) square, int step, float lr, "
       "float beta1, float beta2, float eps, float weight_decay) -> ()",
@@ -241,7 +242,7 @@ TORCH_LIBRARY(octavo, m) {
 TORCH_LIBRARY_IMPL(octavo, CompositeExplicitAutograd, m) {
   m.impl("packbits", packbits_op);
   m.impl("unpackbits", unpackbits_op);
-  m.impl("unpackbits.out", unpackbits_out_op);
+  m.impl("unpackbits_out", unpackbits_out_op);
   m.impl("adamw_", Moving<adamw_op>::call);
   m.impl("freeze_variance_", freeze_variance_op);
   m.impl("frozen_adamw_", Moving<frozen_adamw_op>::call);
@@ -260,7 +261,7 @@ TORCH_LIBRARY_IMPL(octavo, CompositeExplicitAutograd, m) {
 TORCH_LIBRARY_IMPL(octavo, Meta, m) {
   m.impl("packbits", packbits_fake);
   m.impl("unpackbits", unpackbits_fake);
-  m.impl("unpackbits.out", fake_of(unpackbits_out_op));
+  m.impl("unpackbits_out", fake_of(unpackbits_out_op));
   m.impl("adamw_", fake_of(adamw_op));
   m.impl("freeze_variance_", fake_of(freeze_variance_op));
   m.impl("frozen_adamw_", fake_of(frozen_adamw_op));

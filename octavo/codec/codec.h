@@ -67,7 +67,7 @@ struct CodecTraits {
 };
 
 /// A way to encode floats. Objects are immutable, and several threads may work on the parts of one payload. The bytes
-/// depend on the input alone: not on the parts, the threads, the device or the instruction set.
+/// depend only on the input: not on the parts, the threads, the device or the instruction set.
 ///
 /// Work is done on the device's current stream (on the CPU by the caller and torch's intra-op threads) and not waited
 /// for. Each call throws Error unsupported for a device without kernels.

@@ -14,6 +14,7 @@
 
 #include "octavo/comm/auto_plan.h"
 #include "octavo/comm/clip_history.h"
+#include "octavo/comm/compressor_options.h"
 #include "octavo/comm/compressor_stats.h"
 #include "octavo/comm/measured_loss.h"
 #include "octavo/comm/plan.h"
@@ -25,49 +26,6 @@
 #include "octavo/export.h"
 
 namespace octavo {
-
-/// Who gets the averages.
-enum class Collective {
-  all_reduce,  // every rank gets all of them
-  /// Each rank gets the part that it owns (ParameterInfo::ownership); a bucket has W equal parts, one for each owner.
-  reduce_scatter,
-  /// The same for buckets of whole tensors; results stay in their place, the rest of a bucket is undefined.
-  reduce_to_owners,
-};
-
-/// What ranks exchange in a step.
-enum class Exchange {
-  planned,    // what the plan and the phase say
-  gradients,  // the gradients as they are; the plan, and what it remembers, are not used
-  nothing,    // every rank keeps its own gradients
-};
-
-/// What a Compressor may be made with beside its parameters and plan.
-struct CompressorOptions {
-  Collective collective = Collective::all_reduce;
-  /// Where the ranks are replicas of one shard of the model: the ranks that hold the other shards.
-  std::unique_ptr<Wire> shards = nullptr;
-  /// Where gradients are to be compressed between hosts alone: the ranks of this rank's host (Hierarchical). The other
-  /// ranks are then those that have the same number on their hosts, and what is remembered of each tensor is that of
-  /// this rank's range.
-  std::unique_ptr<Wire> host = nullptr;
-  StatePaging paging = {};  // where state is stored from step to step; ranks may differ
-  /// From this, with step, parameter and rank, everything is drawn that a run draws: the rounding of residuals and
-  /// codes, the places of randomk, the hashes of sketches, the first factors of powersgd. It must be the same on all
-  /// ranks, or the first step throws Error communication.
-  std::uint64_t seed = 0;
-};
-
-/// Everything that a Compressor of the same parameters needs to continue where this one stopped.
-struct CompressorState {
-  /// By keys such as "worker/NAME" and "momentum/NAME": "ROLE/NAME" of feedback_roles(), kResidual, kMapMemory,
-  /// kOwnMomentum and kOwnUpdate. They are on the device where they were last used.
-  std::map<std::string, at::Tensor> tensors = {};
-  bool of_momenta = false;  // whether the residuals belong to momenta, not to gradients
-  std::uint64_t step = 0;   // the same on all ranks, as the seed is
-  std::uint64_t seed = 0;   // CompressorOptions
-  double usual_factor = 0;  // ClipHistory::usual_factor
-};
 
 /// Averages gradients over the ranks by a plan, and keeps what must be remembered from step to step, by parameter.
 ///
@@ -89,7 +47,7 @@ class OCTAVO_API Compressor {
   void begin_step(std::uint64_t mark = 0);
   /// Ends the current step now, not at the next begin_step(), and returns whether it was finite. A step with a job
   /// under way is abandoned, here and by any other call that ends a step. The answer is the same on all ranks, unless
-  /// nothing was sent in the step: each rank then knows its own gradients alone. Until the next begin_step() further
+  /// nothing was sent in the step: each rank then knows only its own gradients. Until the next begin_step() further
   /// calls return the same answer. Throws what Wire throws.
   bool end_step();
   /// Whether buckets may come: a step was begun and has not ended.
@@ -104,8 +62,9 @@ class OCTAVO_API Compressor {
   /// end_step() or another call that ends the step: otherwise it throws Error invalid_argument, where the step was
   /// finite.
   void drop_step();
-  /// Whether drop_step() may be called: nothing of the last step is kept yet.
-  bool can_drop_step() const;
+  /// Drops the step, or all residuals where a finite step has ended, which has committed what it left out. Either way
+  /// nothing of it comes back in later steps. All ranks must call it.
+  void drop_step_or_residuals();
   /// Says that the results of all steps since the last call are multiplied by `factor`, as a clip of their norm does,
   /// before the last one has ended. Residuals would bring back in full what the results lost by the factor: where it
   /// is less than half of the usual one (ClipHistory), as after a burst of the gradient, they are rolled back. They are
@@ -134,8 +93,8 @@ class OCTAVO_API Compressor {
     double divisor = 1;
     float gradient_scale = 1.0F;
     bool is_encoded = false;
-    bool is_planned = true;  // its step's exchange is Exchange::planned
-    bool is_owed = false;    // it sends residuals of an earlier plan
+    bool is_planned = true;        // its step's exchange is Exchange::planned
+    bool sends_residuals = false;  // in full, those that an earlier plan has left
     std::unique_ptr<Schedule> schedule;
     std::optional<ContributedBucket> contributed;  // in a step that is measured
     std::optional<Outcome> outcome;                // where begin() has done everything
@@ -273,7 +232,7 @@ class OCTAVO_API Compressor {
                       int world_size) const;
 
   /// Returns the number of the current step, which is saved and restored with the state. CompressorStats::steps counts
-  /// the steps of this object alone.
+  /// only the steps of this object.
   std::uint64_t step() const;
 
   std::size_t parameter_count() const { return parameters_.size(); }
@@ -291,13 +250,13 @@ class OCTAVO_API Compressor {
     float power = 0;
     PackedFigures packed = {};  // of the last step (Outcome)
     MeasuredLoss loss = {};
-    bool sends_owed = false;  // in this step
+    bool sends_residuals = false;  // in full, in this step
 
     bool over_hits() const { return plan->over_hits && !info.exempt; }
     bool codes_own() const { return (plan->over_hits || plan->codes_own) && !info.exempt; }
     bool compares() const { return !info.exempt && plan->compares(); }
-    /// Whether it owes nothing once the step under way has ended and was finite.
-    bool repays() const { return sends_owed && power != 0; }
+    /// Whether nothing is left to be sent of it once the step under way has ended and was finite.
+    bool repays() const { return sends_residuals && power != 0; }
   };
 
   bool scatters() const { return collective_ != Collective::all_reduce; }
@@ -306,13 +265,16 @@ class OCTAVO_API Compressor {
   int all_ranks() const { return wire_->world_size() * (host_ ? host_->world_size() : 1); }
   std::vector<ParameterInfo> remembered(std::vector<ParameterInfo> parameters) const;
 
-  // compressor.cpp
+  // compressor_step.cpp
   void begin_step_of(Exchange exchange);
-  void close_step();
-  void break_off();
+  void end_step_locked();
+  void abandon_step_locked();
   void roll_back();
-  void forget_owed();
-  bool is_kept() const;
+  void drop_residuals_locked();
+  void drop_residuals_of(std::size_t parameter);
+  bool is_committed() const;
+
+  // compressor_bucket.cpp
   void require_parameter(std::size_t parameter, const char* where) const;
   std::unique_ptr<Job> job_of(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor) const;
   void require_fits(const at::Tensor& bucket, const std::vector<Slot>& slots) const;
@@ -329,14 +291,16 @@ class OCTAVO_API Compressor {
   Contribution contribution(std::size_t index, void* values, c10::Device device);
   std::uint64_t digest_of(const Job& job, const std::vector<Contribution>& tensors) const;
   void expect_any_plan(const std::vector<Slot>& slots);
-  bool owes(std::size_t index);
+  bool has_residuals_of_earlier_choice(std::size_t index);
   ParameterPlan::Codecs codecs_of(const Parameter& parameter) const;
   const LinearMap* map_of(const Parameter& parameter) const;
   static Matrix shape_of(const Parameter& parameter);
   Mapping mapping(std::size_t index);
+  std::uint64_t step_of_training() const;
 
   // compressor_plan.cpp
   void use(const Plan& plan);
+  void use_for(std::size_t index);
   void require_fits_ranks(const Plan& plan) const;
   void forget_unused();
   void require_fits_hosts(const Plan& plan, const std::vector<std::string>& parameters) const;
@@ -347,7 +311,7 @@ class OCTAVO_API Compressor {
 
   // compressor_state.cpp, compressor_stats.cpp
   void continue_from(const CompressorState& state);
-  OwedByRange owed_by(std::size_t parameter, const Feedback::KeptByRole& kept, int rank, int world_size) const;
+  OwedByRange owed_from(std::size_t parameter, const Feedback::KeptByRole& kept, int rank, int world_size) const;
   void measure(Job& job);
   std::uint64_t ring_bytes(std::uint64_t payload_bytes) const;
   std::uint64_t wire_bytes(const Parameter& parameter) const;
@@ -372,7 +336,7 @@ class OCTAVO_API Compressor {
   bool measures_next_ = false, measures_ = false;  // for the next step, for this one
   std::uint64_t step_ = 0;                         // saved and restored
   std::uint64_t mark_ = 0;                         // of the current step
-  std::uint64_t seed_;
+  std::uint64_t seed_, steps_per_exchange_;
   enum class Step { none, under_way, ended } current_ = Step::none;
   std::uint64_t jobs_under_way_ = 0;  // begun in this step, and not finished
   ClipHistory clips_;

@@ -102,8 +102,8 @@ std::uint64_t Compressor::digest_of(const Job& job, const std::vector<Contributi
   return digest;
 }
 
-/// Whether `auto` has gone from a plan with feedback to one without: the next step then sends what is owed, in float32.
-bool Compressor::owes(std::size_t index) {
+/// Whether `auto` has gone from a plan with feedback to one without: the next step then sends the residuals in float32.
+bool Compressor::has_residuals_of_earlier_choice(std::size_t index) {
   const Parameter& parameter = parameters_[index];
   if (!auto_ || parameter.plan->feedback || !plan_->of(parameter.info.name).choices) return false;
   return state_.at(index, kWorkerResidual).tensor().defined() || state_.at(index, kOwnerResidual).tensor().defined();
@@ -111,12 +111,15 @@ bool Compressor::owes(std::size_t index) {
 
 ParameterPlan::Codecs Compressor::codecs_of(const Parameter& parameter) const {
   if (parameter.info.exempt) return {&block_coding(BlockCodec::fp32), &block_coding(BlockCodec::fp32)};
-  return scatters() ? parameter.plan->kept_at(step_) : parameter.plan->at(step_);
+  return scatters() ? parameter.plan->kept_at(step_of_training()) : parameter.plan->at(step_of_training());
 }
+
+/// Returns the step with which the exchange under way begins, counted from 1.
+std::uint64_t Compressor::step_of_training() const { return step_ == 0 ? 0 : (step_ - 1) * steps_per_exchange_ + 1; }
 
 /// Returns null for a parameter that is sent as it is.
 const LinearMap* Compressor::map_of(const Parameter& parameter) const {
-  const LinearMap* const map = parameter.info.exempt ? nullptr : parameter.plan->map_at(step_);
+  const LinearMap* const map = parameter.info.exempt ? nullptr : parameter.plan->map_at(step_of_training());
   return map && !map->image_sizes(shape_of(parameter), step_).empty() ? map : nullptr;
 }
 
@@ -135,15 +138,15 @@ Mapping Compressor::mapping(std::size_t index) {
 
 Contribution Compressor::contribution(std::size_t index, void* values, c10::Device device) {
   Parameter& parameter = parameters_[index];
-  const bool owed = parameter.sends_owed = step_exchange_ == Exchange::planned && owes(index);
+  parameter.sends_residuals = step_exchange_ == Exchange::planned && has_residuals_of_earlier_choice(index);
   auto [up, down] = codecs_of(parameter);
-  if (owed) up = down = &block_coding(BlockCodec::fp32);
+  if (parameter.sends_residuals) up = down = &block_coding(BlockCodec::fp32);
   Contribution tensor{values, parameter.info.count, up, down};
   tensor.owner_keeps_sum = scatters();
   tensor.ownership = parameter.info.ownership;
   momenta_.describe(index, device, gradient_scale_, tensor);
   tensor.mapping = mapping(index);
-  tensor.memory = parameter.plan->feedback || owed ? parameter.memory : FeedbackMemory::none();
+  tensor.memory = parameter.plan->feedback || parameter.sends_residuals ? parameter.memory : FeedbackMemory::none();
   tensor.over_hits = parameter.over_hits();
   tensor.codes_own = parameter.codes_own();
   tensor.owed_share = owed_share_;

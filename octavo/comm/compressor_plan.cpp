@@ -31,6 +31,13 @@ void require_scatterable(const Plan& plan, const std::vector<std::string>& param
   }
 }
 
+/// Returns what decides whether what a linear map remembers goes on; empty where there is no map.
+std::string map_text(const ParameterPlan* plan) {
+  std::string text = plan && plan->map ? plan->map->text() : "";
+  if (!text.empty() && plan->feedback) text.append("+").append(plan->feedback->text());
+  return text;
+}
+
 }  // namespace
 
 Plan Compressor::plan() const {
@@ -43,7 +50,7 @@ void Compressor::set_plan(const Plan& plan) {
   if (momenta_.needs_magnitudes()) require_magnitudes(plan, "comm.set_plan");
   if (momenta_.any()) require_fits_momenta(plan, "comm.set_plan");
   require_fits_ranks(plan);
-  close_step();
+  end_step_locked();
   use(plan);
 }
 
@@ -84,30 +91,7 @@ void Compressor::require_fits_ranks(const Plan& plan) const {
 
 void Compressor::use(const Plan& plan) {
   plan_before_ = std::exchange(plan_, std::make_shared<const Plan>(plan));
-  const auto map_text = [](const ParameterPlan* of_one) {
-    std::string text = of_one && of_one->map ? of_one->map->text() : "";
-    if (!text.empty() && of_one->feedback) text.append("+").append(of_one->feedback->text());
-    return text;
-  };
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& parameter = parameters_[i];
-    const ParameterPlan& of_this = plan_->of(parameter.info.name);
-    const ParameterPlan* const now = of_this.choices ? of_this.choices->data() : &of_this;
-    const ParameterPlan* const old = std::exchange(parameter.plan, now);
-    const FeedbackPtr& feedback = of_this.feedback;
-    const bool is_mapped = now->map != nullptr, same_map = map_text(old) == map_text(now);
-    const bool remembers = feedback && (feedback->momentum() || (!is_mapped && !parameter.info.exempt));
-    parameter.packed = {};
-    parameter.memory = remembers ? feedback->remember(state_, i) : FeedbackMemory::none();
-    parameter.roles = {kOwnMomentum, kOwnUpdate};
-    for (const Role& role : remembers ? feedback->roles() : std::vector<Role>()) {
-      const bool is_of_own = is_same(role, kOwnResidual) || is_same(role, kPackedOwedToOwn);
-      if (parameter.codes_own() || !is_of_own) parameter.roles.push_back(role);
-    }
-    // What was loaded is kept, because it may be of this map: a map takes no memory of another size.
-    if (is_mapped && !same_map && !was_loaded_) state_.clear(i, parameter.roles);
-    if (is_mapped) parameter.roles.insert(parameter.roles.end(), {kResidual, kMapMemory});
-  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) use_for(i);
   plan_before_.reset();
   forget_unused();
   auto_.reset();
@@ -117,9 +101,30 @@ void Compressor::use(const Plan& plan) {
   }
 }
 
+/// Lets a parameter follow plan_, and keeps of what it remembers what the plan continues.
+void Compressor::use_for(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  const ParameterPlan& of_this = plan_->of(parameter.info.name);
+  const ParameterPlan* const now = of_this.choices ? of_this.choices->data() : &of_this;
+  const ParameterPlan* const old = std::exchange(parameter.plan, now);
+  const FeedbackPtr& feedback = of_this.feedback;
+  const bool is_mapped = now->map != nullptr, same_map = map_text(old) == map_text(now);
+  const bool remembers = feedback && (feedback->momentum() || (!is_mapped && !parameter.info.exempt));
+  parameter.packed = {};
+  parameter.memory = remembers ? feedback->remember(state_, index) : FeedbackMemory::none();
+  parameter.roles = {kOwnMomentum, kOwnUpdate};
+  for (const Role& role : remembers ? feedback->roles() : std::vector<Role>()) {
+    const bool is_of_own = is_same(role, kOwnResidual) || is_same(role, kPackedOwedToOwn);
+    if (parameter.codes_own() || !is_of_own) parameter.roles.push_back(role);
+  }
+  // What was loaded is kept, because it may be of this map: a map takes no memory of another size.
+  if (is_mapped && !same_map && !was_loaded_) state_.clear_except(index, parameter.roles);
+  if (is_mapped) parameter.roles.insert(parameter.roles.end(), {kResidual, kMapMemory});
+}
+
 /// Drops what the plan would not change: under a later plan it would be added to gradients of another time.
 void Compressor::forget_unused() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear(i, parameters_[i].roles);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear_except(i, parameters_[i].roles);
 }
 
 /// Throws for plans that need whole tensors, or one rank's gradients: between hosts ranks exchange ranges of their
@@ -162,7 +167,7 @@ void Compressor::require_whole_averages(const char* where) const {
 void Compressor::set_exchange(Exchange exchange) {
   const std::lock_guard lock(mutex_);
   if (exchange != Exchange::planned) require_whole_gradients("comm.set_exchange");
-  close_step();
+  end_step_locked();
   exchange_ = exchange;
 }
 
@@ -178,7 +183,7 @@ void Compressor::set_momentum(const std::map<std::string, Momentum>& momenta, do
     require_magnitudes(*plan_, "comm.set_momentum");
     require_fits_momenta(*plan_, "comm.set_momentum");
   }
-  close_step();
+  end_step_locked();
   momenta_.share(momenta, beta);
 }
 
@@ -188,7 +193,7 @@ void Compressor::keep_own_momenta(const std::vector<std::string>& names, OwnMome
     require_whole_gradients("comm.keep_own_momenta");
     require_fits_momenta(*plan_, "comm.keep_own_momenta");
   }
-  close_step();
+  end_step_locked();
   momenta_.keep_own(names, betas);
 }
 
@@ -199,7 +204,7 @@ void Compressor::keep_own_updates(const std::map<std::string, at::Tensor>& preco
     require_fits_momenta(*plan_, "comm.keep_own_updates");
     require_magnitudes(*plan_, "comm.keep_own_updates");
   }
-  close_step();
+  end_step_locked();
   momenta_.keep_updates(preconditioners, beta);
 }
 
@@ -210,7 +215,7 @@ void Compressor::set_step_sizes(const std::map<std::string, double>& step_sizes)
 
 std::map<std::string, Compressor::OwnUpdate> Compressor::own_updates() {
   const std::lock_guard lock(mutex_);
-  close_step();
+  end_step_locked();
   return momenta_.own_updates();
 }
 

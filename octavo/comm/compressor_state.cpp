@@ -9,24 +9,28 @@ namespace octavo {
 
 void Compressor::drop_residuals() {
   const std::lock_guard lock(mutex_);
-  close_step();
-  forget_owed();
+  end_step_locked();
+  drop_residuals_locked();
 }
 
-/// Forgets all but the ranks' own momenta and updates.
-void Compressor::forget_owed() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear(i, {kOwnMomentum, kOwnUpdate});
+void Compressor::drop_residuals_locked() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) drop_residuals_of(i);
+}
+
+/// Drops all that is remembered of a parameter, except the rank's own momentum and update.
+void Compressor::drop_residuals_of(std::size_t parameter) {
+  state_.clear_except(parameter, {kOwnMomentum, kOwnUpdate});
 }
 
 CompressorState Compressor::state() {
   const std::lock_guard lock(mutex_);
-  close_step();
+  end_step_locked();
   return {state_.save(), residuals_are_of_momenta_, step_, seed_, clips_.usual_factor()};
 }
 
 void Compressor::load_state(const CompressorState& state) {
   const std::lock_guard lock(mutex_);
-  close_step();
+  end_step_locked();
   state_.load(state.tensors);
   continue_from(state);
 }
@@ -41,7 +45,7 @@ void Compressor::load_world(const std::vector<CompressorState>& world) {
     tensors.push_back(one.tensors);
   }
   const std::lock_guard lock(mutex_);
-  close_step();
+  end_step_locked();
   state_.load_world(tensors);  // refuses an empty world
   continue_from(world.front());
 }
@@ -58,7 +62,7 @@ void Compressor::continue_from(const CompressorState& state) {
 OwedByRange Compressor::owed(std::size_t parameter) {
   const std::lock_guard lock(mutex_);
   const auto kept = [&](const Role& role) { return state_.at(parameter, role).tensor(); };
-  return owed_by(parameter, kept, wire_->rank(), wire_->world_size());
+  return owed_from(parameter, kept, wire_->rank(), wire_->world_size());
 }
 
 OwedByRange Compressor::owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& tensors, int rank,
@@ -68,11 +72,11 @@ OwedByRange Compressor::owed_of(std::size_t parameter, const std::map<std::strin
     const auto found = tensors.find(key_of(role, parameters_[parameter].info.name));
     return found == tensors.end() ? at::Tensor() : found->second;
   };
-  return owed_by(parameter, kept, rank, world_size);
+  return owed_from(parameter, kept, rank, world_size);
 }
 
-OwedByRange Compressor::owed_by(std::size_t parameter, const Feedback::KeptByRole& kept, int rank,
-                                int world_size) const {
+OwedByRange Compressor::owed_from(std::size_t parameter, const Feedback::KeptByRole& kept, int rank,
+                                  int world_size) const {
   require_parameter(parameter, "comm.owed");
   const Parameter& one = parameters_[parameter];
   if (!one.plan->feedback || one.plan->map || one.info.exempt) return {};

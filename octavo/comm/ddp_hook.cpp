@@ -76,7 +76,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
 
   /// Makes a step of the pipeline: with each bucket that begins, those under way advance by one step. While a bucket's
   /// codes are sent up, the sums of the one before are sent down, and the one before that is decoded. What is done when
-  /// follows from the sequence of buckets alone, never from which message came first, so that all ranks make the same
+  /// follows only from the sequence of buckets, never from which message came first, so that all ranks make the same
   /// calls in the same order.
   void take(const FuturePtr& future, const at::Tensor& buffer, const std::vector<Slot>& slots,
             Compressor::Clock::time_point ready, bool is_first, bool is_last) {

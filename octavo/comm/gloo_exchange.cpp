@@ -21,8 +21,8 @@ using std::chrono::milliseconds;
 /// exchanges read each other's messages, which begin with a digest, and do not wait for what never comes.
 constexpr int kTag = 1;
 
-at::Tensor bytes_of(const at::Tensor& buffer, std::span<const Parcel> parcels, int rank) {
-  return octavo::bytes_of(buffer, parcels[static_cast<std::size_t>(rank)]);
+at::Tensor view_of_rank(const at::Tensor& buffer, std::span<const Parcel> parcels, int rank) {
+  return parcel_view(buffer, parcels[static_cast<std::size_t>(rank)]);
 }
 
 }  // namespace
@@ -33,7 +33,7 @@ GlooExchange::GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::spa
                            const at::Tensor& receive, std::span<const Parcel> received, milliseconds timeout)
     : process_(getpid()), left_(timeout) {
   const at::Tensor word = at::empty({0}, send.options());
-  const auto guarded = [](Peer& peer, auto begin) {
+  const auto begin_call = [](Peer& peer, auto begin) {
     try {
       if (!peer.failure) begin();
     } catch (...) {
@@ -43,20 +43,20 @@ GlooExchange::GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::spa
   for (int distance = 1; distance < gloo.getSize(); ++distance) {
     Peer& peer = peers_.emplace_back();
     peer.rank = (gloo.getRank() + distance) % gloo.getSize();
-    guarded(peer, [&] {
-      std::vector<at::Tensor> message = {bytes_of(receive, received, peer.rank)}, end = {word};
+    begin_call(peer, [&] {
+      std::vector<at::Tensor> message = {view_of_rank(receive, received, peer.rank)}, end = {word};
       peer.received = gloo.recv(message, peer.rank, kTag);
       peer.end_received = gloo.recv(end, peer.rank, kTag);
     });
   }
   for (Peer& peer : peers_) {
-    guarded(peer, [&] {
-      std::vector<at::Tensor> message = {bytes_of(send, parcels, peer.rank)}, end = {word};
+    begin_call(peer, [&] {
+      std::vector<at::Tensor> message = {view_of_rank(send, parcels, peer.rank)}, end = {word};
       peer.sent = gloo.send(message, peer.rank, kTag);
       peer.end_sent = gloo.send(end, peer.rank, kTag);
     });
   }
-  bytes_of(receive, received, gloo.getRank()).copy_(bytes_of(send, parcels, gloo.getRank()));
+  view_of_rank(receive, received, gloo.getRank()).copy_(view_of_rank(send, parcels, gloo.getRank()));
 }
 
 GlooExchange::~GlooExchange() {

@@ -12,7 +12,7 @@
 
 /// Who owns which elements, and where they lie in a message.
 ///
-/// Every rank owns one range of every tensor. The range depends on the tensor's shape and the world's size alone, never
+/// Every rank owns one range of every tensor. The range depends only on the tensor's shape and the world's size, never
 /// on how tensors share a bucket: DDP rebuilds its buckets after the first step, and what an owner remembers must
 /// survive that.
 namespace octavo {
@@ -65,6 +65,7 @@ struct OCTAVO_API Sent {
   /// Returns the index in this array of a range that starts at element `first` of the tensor.
   std::uint64_t index(std::uint64_t first) const { return first > own.first ? first - own.count : first; }
 };
+/// Returns the part of a tensor of `count` elements that `rank` of `world_size` sends to others.
 OCTAVO_API Sent sent_part(std::uint64_t count, int rank, int world_size, Ownership ownership = Ownership::even());
 
 /// A tensor's range inside a message.
@@ -86,6 +87,7 @@ struct Message {
   std::uint64_t bytes = 0;
 };
 
+/// A tensor of a bucket, as messages are cut from it.
 struct EncodedTensor {
   std::uint64_t count = 0;
   const Codec* codec = nullptr;

@@ -278,10 +278,14 @@ bool Plan::votes() const {
          std::any_of(rules.begin(), rules.end(), [](const Rule& rule) { return rule.plan.votes(); });
 }
 
+void Plan::change_all(const std::function<void(ParameterPlan&)>& change) {
+  change(*this);
+  for (Rule& rule : rules) change(rule.plan);
+}
+
 Plan Plan::for_momentum() const {
   Plan plan = *this;
-  static_cast<ParameterPlan&>(plan) = ParameterPlan::for_momentum();
-  for (Rule& rule : plan.rules) rule.plan = rule.plan.for_momentum();
+  plan.change_all([](ParameterPlan& one) { one = one.for_momentum(); });
   return plan;
 }
 
@@ -292,8 +296,7 @@ Plan Plan::with_momentum(double momentum) const {
   const auto set = [&](ParameterPlan& one) {
     if (one.momentum()) one.feedback = one.feedback->with_momentum(momentum);
   };
-  set(plan);
-  for (Rule& rule : plan.rules) set(rule.plan);
+  plan.change_all(set);
   return plan;
 }
 
@@ -308,8 +311,7 @@ Plan Plan::with_decay(double decay) const {
     one.feedback = std::move(decayed);
     has_decay = true;
   };
-  set(plan);
-  for (Rule& rule : plan.rules) set(rule.plan);
+  plan.change_all(set);
   if (!has_decay) {
     fail(ErrorCode::invalid_argument, "comm.plan", "decay needs error feedback such as topk:64/4096:sign+ef, and ",
          text(), " has none that decays");
@@ -322,16 +324,17 @@ Plan Plan::coding_own() const {
   const auto set = [](ParameterPlan& one) {
     one.codes_own = one.feedback && !one.map && one.feedback->keeps_own_residual();
   };
-  set(plan);
-  for (Rule& rule : plan.rules) set(rule.plan);
+  plan.change_all(set);
   return plan;
 }
 
 Plan Plan::averaged_over_hits() const {
   Plan plan = *this;
-  plan.over_hits = fits_hits();
-  bool any = plan.over_hits;
-  for (Rule& rule : plan.rules) any |= rule.plan.over_hits = rule.plan.fits_hits();
+  bool any = false;
+  plan.change_all([&](ParameterPlan& one) {
+    one.over_hits = one.fits_hits();
+    any = any || one.over_hits;
+  });
   if (!any) {
     fail(ErrorCode::invalid_argument, "comm.plan",
          "an average over hits needs a codec that leaves most values unsent, ",

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -169,6 +170,9 @@ struct OCTAVO_API Plan : ParameterPlan {
   Plan coding_own() const;
   /// Returns the plan with `+hits` for all parameters that take it. Throws Error invalid_argument where none does.
   Plan averaged_over_hits() const;
+
+ private:
+  void change_all(const std::function<void(ParameterPlan&)>& change);
 };
 
 }  // namespace octavo

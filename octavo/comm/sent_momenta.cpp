@@ -70,7 +70,7 @@ void SentMomenta::keep_updates(const std::map<std::string, at::Tensor>& precondi
   }
   for (std::size_t i = 0; i < substitutes.size(); ++i) {  // what codes left out of a gradient is not owed to an update
     const bool sent_gradients = any() && !sends(i);
-    if (substitutes[i].is_sent && sent_gradients) state_.clear(i, {kOwnMomentum, kOwnUpdate});
+    if (substitutes[i].is_sent && sent_gradients) state_.clear_except(i, {kOwnMomentum, kOwnUpdate});
   }
   begin(Kind::updates, std::move(substitutes), {beta, beta});
 }

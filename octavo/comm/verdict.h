@@ -11,7 +11,7 @@
 
 namespace octavo {
 
-/// Decides whether steps are finite, on all ranks alike. Ranks that see the results of their own shards alone tell one
+/// Decides whether steps are finite, on all ranks alike. Ranks that see only the results of their own shards tell one
 /// another. What they tell is sent after the buckets, and nobody waits for it before the step ends. Not thread-safe.
 /// All ranks make the same calls in the same order.
 class Verdict {

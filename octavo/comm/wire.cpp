@@ -38,7 +38,7 @@ std::string reason(std::string what) {
 
 /// Runs `talk`, which calls the back end, and throws a failure of it as one sentence.
 template <class Talk>
-auto guarded(int rank, std::chrono::milliseconds timeout, Talk talk) {
+auto with_wire_errors(int rank, std::chrono::milliseconds timeout, Talk talk) {
   try {
     return talk();
   } catch (const Error&) {
@@ -62,14 +62,9 @@ at::Tensor in_order(const at::Tensor& buffer, std::span<const Parcel> parcels) {
     if (all.bytes == 0) all.offset = parcel.offset;
     is_in_order = is_in_order && parcel.offset == all.offset + all.bytes;
     all.bytes += parcel.bytes;
-    parts.push_back(bytes_of(buffer, parcel));
+    parts.push_back(parcel_view(buffer, parcel));
   }
-  return is_in_order ? bytes_of(buffer, all) : at::cat(parts);
-}
-
-c10::intrusive_ptr<c10d::Backend> required(c10::intrusive_ptr<c10d::Backend> backend) {
-  if (!backend) fail(ErrorCode::invalid_argument, "comm.wire", "expected a back end of c10d, got none");
-  return backend;
+  return is_in_order ? parcel_view(buffer, all) : at::cat(parts);
 }
 
 std::vector<std::int64_t> splits(std::span<const Parcel> parcels) {
@@ -91,7 +86,7 @@ std::string message_without_backtrace(const std::exception& error) {
   return of_torch ? of_torch->what_without_backtrace() : error.what();
 }
 
-at::Tensor bytes_of(const at::Tensor& buffer, const Parcel& parcel) {
+at::Tensor parcel_view(const at::Tensor& buffer, const Parcel& parcel) {
   return buffer.narrow(0, static_cast<std::int64_t>(parcel.offset), static_cast<std::int64_t>(parcel.bytes));
 }
 
@@ -113,7 +108,7 @@ Transfer& Transfer::operator=(Transfer&&) noexcept = default;
 
 void Transfer::wait() {
   if (posting_) return posting_->await(timeout_);
-  guarded(rank_, timeout_, [&] { return work_->wait(timeout_); });
+  with_wire_errors(rank_, timeout_, [&] { return work_->wait(timeout_); });
 }
 
 std::uint8_t* Transfer::from(int sender) const {
@@ -121,7 +116,7 @@ std::uint8_t* Transfer::from(int sender) const {
 }
 
 Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout, std::uint64_t longest_message)
-    : backend_(required(std::move(backend))),
+    : backend_(required(std::move(backend), "comm.wire", "expected a back end of c10d, got none")),
       shared_(dynamic_cast<SharedBackend*>(backend_.get())),
       is_gloo_(backend_->getBackendName() == "gloo"),
       timeout_(at_most_a_century(timeout)),
@@ -148,7 +143,7 @@ Transfer Wire::exchange(const at::Tensor& send, std::span<const Parcel> parcels,
   const std::vector<Parcel> received = one_after_another(receive_bytes);
   std::vector<std::uint8_t*> from;
   for (const Parcel& parcel : received) from.push_back(receive.mutable_data_ptr<std::uint8_t>() + parcel.offset);
-  return guarded(rank_, timeout_, [&] {
+  return with_wire_errors(rank_, timeout_, [&] {
     if (is_gloo_) {
       std::erase_if(under_way_, [](const auto& exchange) { return exchange->is_over(); });
       auto& exchange = under_way_.emplace_back(
@@ -184,15 +179,17 @@ Transfer Wire::start_all_reduce(at::Tensor& tensor) {
   std::vector<at::Tensor> tensors = {tensor};
   c10d::AllreduceOptions options;
   options.timeout = timeout_;
-  return guarded(rank_, timeout_, [&] { return Transfer(backend_->allreduce(tensors, options), rank_, timeout_); });
+  return with_wire_errors(rank_, timeout_,
+                          [&] { return Transfer(backend_->allreduce(tensors, options), rank_, timeout_); });
 }
 
 Transfer Wire::start_reduce_scatter(at::Tensor& output, at::Tensor& input) {
   sent_bytes_ += ring_bytes(input.nbytes(), world_size_) / 2;
   c10d::ReduceScatterOptions options;
   options.timeout = timeout_;
-  return guarded(rank_, timeout_,
-                 [&] { return Transfer(backend_->_reduce_scatter_base(output, input, options), rank_, timeout_); });
+  return with_wire_errors(rank_, timeout_, [&] {
+    return Transfer(backend_->_reduce_scatter_base(output, input, options), rank_, timeout_);
+  });
 }
 
 at::Tensor all_gather(Wire& wire, const at::Tensor& own, std::span<const std::uint64_t> bytes) {

@@ -39,7 +39,7 @@ struct Parcel {
 };
 
 /// Returns a view of the parcel's bytes. `buffer`: uint8, of one dimension.
-OCTAVO_API at::Tensor bytes_of(const at::Tensor& buffer, const Parcel& parcel);
+OCTAVO_API at::Tensor parcel_view(const at::Tensor& buffer, const Parcel& parcel);
 /// Returns the error's message, without the backtrace that torch adds.
 OCTAVO_API std::string message_without_backtrace(const std::exception& error);
 
@@ -106,7 +106,7 @@ class OCTAVO_API Wire {
   /// Returns the size of the buffer for a message of `bytes` bytes. The buffer has room for the longest message, so
   /// that a rank that sends another message is found by the message's header: Gloo ends the process of a receiver that
   /// has too little room, but accepts a message that is shorter than its buffer. A SharedBackend compares the sizes
-  /// itself, and takes those that are equal alone.
+  /// itself, and takes only those that are equal.
   std::uint64_t room_for(std::uint64_t bytes) const { return shared_ ? bytes : std::max(bytes, longest_message_); }
 
   /// Whether exchange_in_place() may be called for memory that kernels of this device write and read.

@@ -205,8 +205,8 @@ void Engine::require_params(long graph_id, const std::vector<long>& ds_ids, bool
   for (const long id : ds_ids) {
     param_registry->getParam(id);  // throws for an unknown one
     if (std::ranges::find(params_, id, &SummedParam::id) == params_.end()) {
-      fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " has parameter ", id, ", which is in the ",
-           "registry alone: register it by the engine's ", are_whole ? "register_param()" : "register_z3_param()");
+      fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " has parameter ", id, ", which is only ",
+           "in the registry: register it by the engine's ", are_whole ? "register_param()" : "register_z3_param()");
     }
     if (are_whole != (std::ranges::find(whole_, id) != whole_.end())) {
       fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " has parameter ", id, " of another stage of ",

@@ -39,7 +39,7 @@ struct EngineOptions {
   /// Whether ranks send one another bytes through memory that they share. Not given, or true: they do where they can,
   /// which they try together. False: they do not. All ranks give the same.
   std::optional<bool> symmetric_memory = std::nullopt;
-  /// A connection between the same ranks, for gradients alone. Ranks may then send a bucket before a gather or after
+  /// A connection between the same ranks, only for gradients. Ranks may then send a bucket before a gather or after
   /// it, for example where one rank waits longer for its gradients (Engine::order_gradients). Null: there is one
   /// connection for everything.
   c10::intrusive_ptr<c10d::Backend> gradient_backend = {};
@@ -234,7 +234,9 @@ class OCTAVO_API Engine {
   /// Returns memory of each rank that all others read and write, on the device of the parameters: `size` bytes on each
   /// rank. All ranks must call it together, after the first graph. Throws Error unsupported where ranks share none.
   c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> getSymmMemWorkspace(std::int64_t size);
-  /// Makes symm_mem, as large as the largest shard, where executors send by shared memory and there is none yet.
+  /// Makes symm_mem, as large as the largest shard, where executors send by shared memory and there is none yet. It is
+  /// for programs that want such memory. The engine does not call it, because its executors have memory of their own,
+  /// and a shard's memory that nobody uses would be lost.
   void lazy_init_symm_memory();
 
   /// Empties the tensors that are larger than Flags::free_activation_threshold; their memory is freed where nobody else
@@ -275,6 +277,7 @@ class OCTAVO_API Engine {
   void forget_sums();
   void require_all_reduced() const;
   CustomOpExecutor& executor(long graph_id) const;
+  void require_graph(long graph_id) const { executor(graph_id); }
   Z3CustomOpExecutor& z3_executor(long graph_id) const;
   TensorOffload& offload_of(long graph_id);
   std::uint64_t longest_message() const;

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "octavo/deepcompile/required.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/device/stream_event.h"
 #include "octavo/kernels/error.h"
@@ -25,9 +24,9 @@ CustomOpExecutor::CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> proces
                                    std::shared_ptr<DSParamRegistry> param_registry,
                                    std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
                                    c10::Stream rs_stream, c10::Stream copy_stream, bool pre_div_reduce)
-    : process_group_(required(std::move(process_group), "a process group")),
-      param_registry_(required(std::move(param_registry), "a registry of parameters")),
-      reduce_buckets_(required(std::move(reduce_buckets), "buckets of gradients")),
+    : process_group_(required_part(std::move(process_group), "a process group")),
+      param_registry_(required_part(std::move(param_registry), "a registry of parameters")),
+      reduce_buckets_(required_part(std::move(reduce_buckets), "buckets of gradients")),
       ds_ids_(std::move(ds_ids)),
       rs_stream_(rs_stream),
       copy_stream_(copy_stream),

@@ -99,6 +99,14 @@ class OCTAVO_API CustomOpExecutor {
   std::shared_ptr<StreamEvent> computed_, copied_;
 };
 
+/// Returns a part that an executor's constructor was given. Throws Error invalid_argument for a null pointer.
+template <class Pointer>
+Pointer required_part(Pointer given, const char* what) {
+  if (given) return given;
+  fail(ErrorCode::invalid_argument, "deepcompile.executor", "expected ", what, ", got none: an engine has all that an ",
+       "executor needs from its first graph on");
+}
+
 /// Returns the executor of a graph as the class that it is. Throws Error invalid_argument for a graph that has none, or
 /// one of another class.
 template <class T, class U>

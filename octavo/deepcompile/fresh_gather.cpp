@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "octavo/deepcompile/released.h"
+#include "octavo/deepcompile/memory_access.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
 

@@ -14,7 +14,7 @@
 
 namespace octavo::dc {
 
-/// The gather of whole parameters to memory that is the caller's alone. A compiled graph needs this, because it may use
+/// The gather of whole parameters to memory that only the caller has. A compiled graph needs this, because it may use
 /// that memory for something else after its last use of the parameter. The registry therefore does not keep the memory:
 /// values that others wait for, or that stay for the step, are in other memory. Not thread-safe; all ranks make the
 /// calls in the same order. Throws what ParamGather throws.

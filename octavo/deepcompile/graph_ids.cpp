@@ -62,7 +62,7 @@ Engine& engine_of(long graph_id) {
   }
   if (found->second.engine != nullptr) return *found->second.engine;
   fail(ErrorCode::invalid_argument, "deepcompile.graph_ids", "the engine of graph ", graph_id, ", on rank ",
-       found->second.rank, ", is no longer there: compile the model again for the engine that is");
+       found->second.rank, ", was deleted: compile the model again for the present engine");
 }
 
 }  // namespace octavo::dc

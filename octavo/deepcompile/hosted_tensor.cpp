@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "octavo/deepcompile/host_copy.h"
-#include "octavo/deepcompile/released.h"
+#include "octavo/deepcompile/memory_access.h"
 #include "octavo/device/pinned.h"
 #include "octavo/device/stream_event.h"
 
@@ -35,7 +35,7 @@ HostedTensor::HostedTensor(at::Tensor values)
 std::int64_t HostedTensor::version() const { return changes_of(values_) + changes_of(on_host_) - changes_when_made_; }
 
 /// Returns the bytes as a tensor of its own, whose changes torch counts apart.
-at::Tensor HostedTensor::bytes_of(const at::Tensor& tensor) const {
+at::Tensor HostedTensor::as_bytes(const at::Tensor& tensor) const {
   const auto size = static_cast<std::int64_t>(tensor.nbytes());
   return at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage(), 0, {size}, {1});
 }
@@ -52,8 +52,8 @@ void HostedTensor::offload(SideStreams& streams) {
   wait_for_reload();
   if (!has_copy_ || copied_version_ != changes_of(values_)) {
     const auto is_current = streams.hand_over(device).take();
-    const at::Tensor from = bytes_of(values_);
-    offloaded_ = copy_on_stream(bytes_of(on_host_), from, from);
+    const at::Tensor from = as_bytes(values_);
+    offloaded_ = copy_on_stream(as_bytes(on_host_), from, from);
     has_copy_ = true;
     copied_version_ = changes_of(values_);
   }
@@ -72,7 +72,7 @@ void HostedTensor::reload(SideStreams& streams) {
   {
     const auto is_current = streams.hand_over(device).take();
     offloaded_->block(current_stream_of(device));
-    reloaded_ = copy_on_stream(fresh, bytes_of(on_host_), fresh);
+    reloaded_ = copy_on_stream(fresh, as_bytes(on_host_), fresh);
   }
   allow_access(values_);
   c10::StorageImpl& storage = *values_.storage().unsafeGetStorageImpl();

@@ -44,7 +44,7 @@ class OCTAVO_API HostedTensor {
   void touch() { has_copy_ = false; }
 
  private:
-  at::Tensor bytes_of(const at::Tensor& tensor) const;
+  at::Tensor as_bytes(const at::Tensor& tensor) const;
 
   at::Tensor values_;
   at::Tensor on_host_;                  // kept for the next time; counts changes that were made there

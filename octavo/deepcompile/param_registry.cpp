@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "octavo/deepcompile/released.h"
+#include "octavo/deepcompile/memory_access.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
 
@@ -115,7 +115,7 @@ void DSParamRegistry::unregisterGatheredParam(long ds_id) {
 
 const at::Tensor& DSParamRegistry::getGatheredParam(long ds_id) const {
   const Entry& entry = at(ds_id);
-  if (!entry.gathered.defined()) refuse(ds_id, entry.state, "its whole values are there after a gather alone");
+  if (!entry.gathered.defined()) refuse(ds_id, entry.state, "it has no whole values: gather it first");
   return entry.gathered;
 }
 

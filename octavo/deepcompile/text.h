@@ -30,7 +30,8 @@ std::string to_string(const T& v) {
   return text.str();
 }
 
-/// Joins the elements with `delim` between them. Where `maxlen` is not 0, cuts the text to `maxlen` characters and
+/// Joins the elements with `delim` between them; null: with nothing. Where `maxlen` is not 0, cuts the text to `maxlen`
+/// characters and
 /// "...".
 template <class T>
 std::string join_as_str(const T& v, const char* delim = ",", const std::size_t maxlen = 0) {
@@ -38,7 +39,7 @@ std::string join_as_str(const T& v, const char* delim = ",", const std::size_t m
   const char* between = "";
   for (const auto& element : v) {
     text << between << element;
-    between = delim;
+    if (delim) between = delim;
   }
   const std::string all = text.str();
   return maxlen == 0 || all.size() <= maxlen ? all : all.substr(0, maxlen) + "...";
@@ -69,6 +70,7 @@ std::size_t productDim(const L& dim) {
   return product;
 }
 
+/// Returns a copy of the sizes.
 OCTAVO_API std::vector<std::int64_t> sizes_to_int_vector(at::IntArrayRef sizes);
 
 /// NCCL's numbers of dtypes. Nothing in Octavo calls NCCL; programs that do can cast.

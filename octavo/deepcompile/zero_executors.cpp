@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "octavo/deepcompile/host_copy.h"
-#include "octavo/deepcompile/required.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
 
@@ -26,8 +25,8 @@ ReducingExecutor::ReducingExecutor(c10::intrusive_ptr<c10d::ProcessGroup> proces
                                    c10::Stream rs_stream, c10::Stream copy_stream, std::shared_ptr<GradientSum> sum,
                                    std::shared_ptr<const Flags> flags)
     : CustomOpExecutor(std::move(process_group), std::move(param_registry), std::move(reduce_buckets),
-                       std::move(ds_ids), rs_stream, copy_stream, required(flags, "flags")->pre_div_reduce),
-      sum_(required(std::move(sum), "a sum of gradients")),
+                       std::move(ds_ids), rs_stream, copy_stream, required_part(flags, "flags")->pre_div_reduce),
+      sum_(required_part(std::move(sum), "a sum of gradients")),
       flags_(std::move(flags)) {
   for (const long id : ds_ids_) sum_->owned(id);  // throws for an unknown one
 }
@@ -168,7 +167,7 @@ at::Tensor Z1CustomOpExecutor::with_earlier(at::Tensor gradient, long ds_id) {
   return earlier ? earlier.mapped().add_(gradient) : gradient;
 }
 
-/// Reduces, too, what had gradients in earlier micro-batches alone.
+/// Reduces, too, what had gradients only in earlier micro-batches.
 void Z1CustomOpExecutor::endBackward() {
   if (!param_updated_) return CustomOpExecutor::endBackward();
   auto& local = param_registry_->accumulation().local;
@@ -190,8 +189,8 @@ Z3CustomOpExecutor::Z3CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> pr
                                        std::shared_ptr<FreshGather> fresh, std::shared_ptr<const Flags> flags)
     : ReducingExecutor(std::move(process_group), std::move(param_registry), std::move(reduce_buckets),
                        std::move(ds_ids), rs_stream, copy_stream, std::move(sum), std::move(flags)),
-      gather_(required(std::move(gather), "a gather of parameters")),
-      fresh_(required(std::move(fresh), "a gather into new memory")) {}
+      gather_(required_part(std::move(gather), "a gather of parameters")),
+      fresh_(required_part(std::move(fresh), "a gather into new memory")) {}
 
 /// Shards change before the next step. Whole values become stale, also of parameters that other graphs share.
 void Z3CustomOpExecutor::endBackward() {

@@ -106,7 +106,7 @@ class OCTAVO_API Z3CustomOpExecutor final : public ReducingExecutor {
   /// where one that is not persistent is used more often, and for less than one user.
   void releaseParam(long ds_id, long n_users);
 
-  /// Starts one transfer, and returns memory for the whole values that is the caller's alone (FreshGather).
+  /// Starts one transfer, and returns memory for the whole values that only the caller has (FreshGather).
   std::vector<at::Tensor> allgatherParamsFused(const std::vector<long>& ds_ids,
                                                const std::vector<at::ScalarType>& dtypes = {});
   void waitParams(at::TensorList gathered, const std::vector<long>& ds_ids);

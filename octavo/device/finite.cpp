@@ -3,20 +3,16 @@
 
 #include <ATen/ATen.h>
 
-#include <cmath>
 #include <vector>
 
 namespace octavo {
 
-/// The least and the greatest value are NaN where any value is. They are found in one pass at the speed of memory,
-/// which torch's norms of order infinity and its isfinite are not.
 bool all_finite(const at::Tensor& tensor) {
-  const at::Tensor values = tensor.is_sparse() ? tensor._values() : tensor;
-  if (values.numel() == 0) return true;
-  const auto [least, greatest] = at::aminmax(values);
-  return std::isfinite(least.item<double>()) && std::isfinite(greatest.item<double>());
+  return all_finite(at::TensorList(tensor.is_sparse() ? tensor._values() : tensor));
 }
 
+/// The least and the greatest value are NaN where any value is. They are found in one pass at the speed of memory,
+/// which torch's norms of order infinity and its isfinite are not.
 bool all_finite(at::TensorList tensors) {
   std::vector<at::Tensor> extremes;
   for (const at::Tensor& values : tensors) {

@@ -24,6 +24,7 @@ OCTAVO_API std::uint32_t* cleared_word(at::Tensor& buffer, c10::Device device);
 /// Returns the elements at an address of the device as a tensor, which does not own them. The address may lie anywhere
 /// inside an allocation: torch is told the device, which it could find out only from the allocation's start.
 OCTAVO_API at::Tensor elements_at(const void* data, at::ScalarType dtype, std::uint64_t count, c10::Device device);
+/// The same for float32.
 OCTAVO_API at::Tensor floats_at(const float* data, std::uint64_t count, c10::Device device);
 
 /// Reads (writes), on the host, a word at any address of memory that the device's kernels reach. Both functions wait

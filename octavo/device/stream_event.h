@@ -23,6 +23,8 @@ class OCTAVO_API StreamEvent {
   virtual void block(c10::Stream stream) const = 0;
   /// Whether the mark has been reached; true where none was set.
   virtual bool query() const = 0;
+  /// Blocks the calling thread until the mark has been reached; returns at once where none was set. Throws what the
+  /// device's earlier work has thrown.
   virtual void synchronize() const = 0;
   /// Milliseconds from this mark to `later`'s. Throws Error invalid_argument unless both were recorded and made with
   /// timing, on the same device type.

@@ -40,4 +40,11 @@ template <class... Parts>
   throw Error(code, sentence.str());
 }
 
+/// Returns a pointer that was given. Throws Error invalid_argument with the sentence for a null one.
+template <class Pointer>
+Pointer required(Pointer given, std::string_view where, std::string_view sentence) {
+  if (!given) fail(ErrorCode::invalid_argument, where, sentence);
+  return given;
+}
+
 }  // namespace octavo

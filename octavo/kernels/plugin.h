@@ -20,7 +20,7 @@ struct Plugin {
 };
 
 /// Opens the plug-in at the first call; it stays open. Looks beside liboctavo_core, then where the loader looks. Where
-/// the environment variable OCTAVO_<NAME>_PLUGIN (OCTAVO_SYCL_PLUGIN) names another file, that file alone is tried.
+/// the environment variable OCTAVO_<NAME>_PLUGIN (OCTAVO_SYCL_PLUGIN) names another file, only that file is tried.
 /// Thread-safe.
 OCTAVO_API const Plugin& plugin(const std::string& name);
 

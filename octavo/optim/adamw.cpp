@@ -59,21 +59,15 @@ void adam_(const StepTensors& tensors, at::IntArrayRef steps, const AdamWOptions
 
 void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
             const AdamWOptions& options, std::int64_t step) {
-  adamw_(parameter, gradient, mean, square, options, step, step);
-}
-
-void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
-            const AdamWOptions& options, std::int64_t step, std::int64_t square_step) {
   constexpr const char* kWhere = "optim.adamw";
   require_state(mean, parameter, kWhere, "mean");
   require_state(square, parameter, kWhere, "square");
   require_like(gradient, parameter, kWhere, "gradient");
   require_step(step, kWhere, "a step");
-  require_step(square_step, kWhere, "a step of the square");
   require_valid(options, kWhere);
   const at::Tensor order = order_of(parameter);
   Flat p(parameter, order), g(gradient, order), m(mean, order), v(square, order);
-  adamw_flat(p, g, m, v, options, step, square_step);
+  adamw_flat(p, g, m, v, options, step, /*square_step=*/step);
   p.write_back();
   m.write_back();
   v.write_back();

@@ -35,10 +35,8 @@ void require_valid(const AdamWOptions& options, const char* where);
 /// options.
 OCTAVO_API void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
                        const AdamWOptions& options, std::int64_t step);
-/// Makes the same step where the square has made fewer steps than the mean: `square_step`, counted from 1.
-OCTAVO_API void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
-                       const AdamWOptions& options, std::int64_t step, std::int64_t square_step);
-/// Makes the same step in memory that is flat already and in one order. It allocates nothing.
+/// Makes the same step in memory that is flat already and in one order. The square may have made fewer steps than the
+/// mean: `square_step`, counted from 1. It allocates nothing.
 void adamw_flat(Flat& parameter, Flat& gradient, Flat& mean, Flat& square, const AdamWOptions& options,
                 std::int64_t step, std::int64_t square_step);
 

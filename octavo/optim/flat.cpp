@@ -104,7 +104,7 @@ bool has_order_of(const at::Tensor& tensor, const at::Tensor& order) {
   return tensor.is_non_overlapping_and_dense() && tensor.strides() == order.strides() && has_own_values(tensor);
 }
 
-std::int64_t CopyRoom::bytes_of(std::int64_t elements, at::ScalarType dtype) {
+std::int64_t CopyRoom::size_bytes(std::int64_t elements, at::ScalarType dtype) {
   constexpr std::int64_t kAlignment = 64;
   return round_up(elements * static_cast<std::int64_t>(c10::elementSize(dtype)), kAlignment);
 }
@@ -119,7 +119,7 @@ void CopyRoom::reserve(std::int64_t bytes, c10::Device device) {
 at::Tensor CopyRoom::copy_of(const at::Tensor& tensor, const at::Tensor& order, at::ScalarType dtype) {
   const std::int64_t bytes = tensor.numel() * static_cast<std::int64_t>(c10::elementSize(dtype));
   const at::Tensor room = bytes_.at(tensor.device()).narrow(0, used_, bytes).view(dtype);
-  used_ += bytes_of(tensor.numel(), dtype);
+  used_ += size_bytes(tensor.numel(), dtype);
   return room.as_strided(order.sizes(), order.strides()).copy_(tensor);
 }
 
@@ -140,7 +140,7 @@ void reserve_for_flats(CopyRoom& room, at::TensorList parameters, std::initializ
     const at::Tensor order = order_of(parameters[i]);
     const auto copied =
         std::ranges::count_if(lists, [&](at::TensorList list) { return !list.empty() && !is_flat(list[i], order); });
-    room.reserve(copied * CopyRoom::bytes_of(order.numel(), at::kFloat), parameters[i].device());
+    room.reserve(copied * CopyRoom::size_bytes(order.numel(), at::kFloat), parameters[i].device());
   }
 }
 

@@ -58,7 +58,7 @@ class CopyRoom {
   at::Tensor copy_of(const at::Tensor& tensor, const at::Tensor& order, at::ScalarType dtype);
 
   /// Returns the bytes that a copy takes.
-  static std::int64_t bytes_of(std::int64_t elements, at::ScalarType dtype);
+  static std::int64_t size_bytes(std::int64_t elements, at::ScalarType dtype);
 
  private:
   std::unordered_map<c10::Device, at::Tensor> bytes_;

@@ -27,7 +27,7 @@ class OCTAVO_API Pager {
   /// window has all states of its parameters, so that one large parameter may fill it several times.
   static constexpr std::uint64_t kWindowBytes = std::uint64_t{32} << 20;
 
-  /// `states` has those of each parameter, in the order of the step. States in other memory are left alone.
+  /// `states` has those of each parameter, in the order of the step. States in other memory stay where they are.
   Pager(c10::Device device, std::vector<std::vector<at::Tensor>> states, std::uint64_t window_bytes = kWindowBytes);
 
   /// Must be called before the update of a parameter is enqueued, for each parameter in order.

@@ -41,7 +41,7 @@ std::int64_t copy_bytes(const StepTensors& tensors, std::size_t i) {
   std::int64_t bytes = 0;
   for (const at::TensorList list :
        {tensors.parameters, tensors.gradients, tensors.means, tensors.squares, tensors.tails}) {
-    if (is_given(list, i)) bytes += CopyRoom::bytes_of(tensors.parameters[i].numel(), list[i].scalar_type());
+    if (is_given(list, i)) bytes += CopyRoom::size_bytes(tensors.parameters[i].numel(), list[i].scalar_type());
   }
   return bytes;
 }

@@ -84,18 +84,18 @@ std::vector<std::vector<FragmentPart>> cut_into_fragments(const std::vector<Oute
   for (const auto& parts : fragments) {
     if (!parts.empty()) continue;
     if (before == 0) fail(ErrorCode::invalid_argument, kOfFragment, "no parameter that is trained has an element");
-    fail(ErrorCode::invalid_argument, kOfFragment, "the rows of these ", parameters.size(), " parameters make no ",
-         count, " fragments of equal size: ask for fewer");
+    fail(ErrorCode::invalid_argument, kOfFragment, "the rows of these ", parameters.size(),
+         " parameters cannot be divided into ", count, " fragments of equal size: ask for fewer");
   }
   return fragments;
 }
 
 Fragment::Fragment(const std::vector<OuterParameter>& parameters, std::vector<FragmentPart> parts,
-                   std::unique_ptr<Wire> wire, const Plan& plan, std::uint64_t seed, bool has_momentum)
+                   std::unique_ptr<Wire> wire, const Plan& plan, CompressorOptions options, bool has_momentum)
     : parameters_(parameters),
       parts_(std::move(parts)),
       compressor_(std::make_unique<Compressor>(std::move(wire), plan.coding_own(), infos_of(parameters_, parts_),
-                                               CompressorOptions{.seed = seed})) {
+                                               std::move(options))) {
   std::int64_t count = 0;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     offsets_.push_back(count);

@@ -57,7 +57,7 @@ class OCTAVO_API Fragment {
  public:
   /// `parameters` must outlive this object. Their current values become the anchor.
   Fragment(const std::vector<OuterParameter>& parameters, std::vector<FragmentPart> parts, std::unique_ptr<Wire> wire,
-           const Plan& plan, std::uint64_t seed, bool has_momentum);
+           const Plan& plan, CompressorOptions options, bool has_momentum);
 
   /// Moves this rank's values by `multiple` of the momentum, against it, as the anchor moves. Throws as begin_round()
   /// does, before anything has moved.

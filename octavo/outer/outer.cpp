@@ -23,93 +23,22 @@ namespace octavo {
 
 namespace {
 
-constexpr const char* kOfOuter = "outer.Outer";
+constexpr const char *kOfOuter = "outer.Outer", *kOfRound = "outer.round";
 /// Marks rounds of synchronize(), for which ranks may have made other numbers of steps.
 constexpr std::uint64_t kSynchronizing = ~std::uint64_t{0};
 
-void require_options(const OuterOptions& options) {
-  const auto refuse = [](auto... why) { fail(ErrorCode::invalid_argument, kOfOuter, why...); };
-  if (options.every == 0) refuse("every must be at least 1 step");
-  if (options.delay >= options.every) {
-    refuse("a round must arrive before the next one is sent: delay must be below every, got ", options.delay, " of ",
-           options.every);
+/// What ranks tell one another before a round.
+struct Told {
+  std::uint64_t mark, fragment, round;
+  std::uint64_t has_progress;  // 0 where the rank is at its start
+  bool is_of_same_round(const Told& other) const {
+    return mark == other.mark && fragment == other.fragment && round == other.round;
   }
-  if (options.fragments == 0 || options.fragments > options.every) {
-    refuse("fragments must be between 1 and every, ", options.every, ", got ", options.fragments);
+  std::string text() const {
+    return c10::str("in round ", round, " of fragment ", fragment,
+                    mark == kSynchronizing ? ", of synchronize()" : c10::str(", after step ", mark));
   }
-  if (!(options.lr > 0 && std::isfinite(options.lr))) refuse("lr must be above 0 and finite, got ", options.lr);
-  if (!(options.momentum >= 0 && options.momentum < 1)) refuse("momentum must be in [0, 1), got ", options.momentum);
-  if (!(options.mix >= 0 && options.mix < 1)) refuse("mix must be in [0, 1), got ", options.mix);
-  if (options.spread && options.mix > 0) {
-    refuse(
-        "what a rank keeps of its own values, mix, has its part of a spread momentum in it, which would count twice: ",
-        "use mix=0 or spread=False");
-  }
-}
-
-void require_parameters(const std::vector<OuterParameter>& parameters) {
-  if (parameters.empty()) fail(ErrorCode::invalid_argument, kOfOuter, "the model has no parameters that are trained");
-  for (const OuterParameter& parameter : parameters) {
-    if (parameter.tensor.defined()) continue;
-    fail(ErrorCode::invalid_argument, kOfOuter, "expected a tensor for ", parameter.name, ", got an undefined one");
-  }
-  const c10::Device device = parameters[0].tensor.device();
-  kernels_for(device);
-  std::set<std::string_view> names;
-  for (const auto& [name, tensor, exempt, layout] : parameters) {
-    if (!at::isFloatingType(tensor.scalar_type()) || !tensor.is_non_overlapping_and_dense()) {
-      fail(ErrorCode::invalid_argument, kOfOuter, name, " is ", toString(tensor.scalar_type()), " with strides ",
-           tensor.strides(), ": parameters must be real floating numbers in dense memory",
-           tensor.is_complex() ? "; keep a complex one as a real one of twice the size (torch.view_as_complex)" : "");
-    }
-    if (!names.insert(name).second) {
-      fail(ErrorCode::invalid_argument, kOfOuter, "two parameters have the name ", name, ": states are kept by name");
-    }
-    if (tensor.device() == device) continue;
-    fail(ErrorCode::unsupported, kOfOuter, "all parameters must be on one device: ", name, " is on ",
-         tensor.device().str(), ", ", parameters[0].name, " on ", device.str());
-  }
-}
-
-/// Throws where two parameters lie in one memory, in which each would be moved by itself.
-void require_own_memory(const std::vector<OuterParameter>& parameters) {
-  struct Span {
-    std::uintptr_t begin, end;
-    std::string_view name;
-  };
-  std::vector<Span> spans;
-  for (const OuterParameter& parameter : parameters) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(parameter.tensor.const_data_ptr());
-    if (parameter.tensor.numel() > 0) spans.push_back({begin, begin + parameter.tensor.nbytes(), parameter.name});
-  }
-  std::ranges::sort(spans, {}, &Span::begin);
-  const auto share = std::ranges::adjacent_find(spans, [](const Span& a, const Span& b) { return b.begin < a.end; });
-  if (share == spans.end()) return;
-  fail(ErrorCode::invalid_argument, kOfOuter, share->name, " and ", std::next(share)->name, " share memory, and each ",
-       "would be moved by itself: make them one parameter, by assigning the one module's parameter to the other");
-}
-
-void require_plan_fits(const Plan& plan, double mix) {
-  const auto refuse = [&](auto... why) {
-    fail(ErrorCode::invalid_argument, kOfOuter, "the plan ", plan.text(), " ", why...);
-  };
-  if (plan.choices) refuse("measures the exchanges of every step: name the plan of rounds, such as sign+ef");
-  if (plan.votes()) refuse("keeps no magnitudes, and rounds need them: use sign+ef");
-  if (plan.momentum()) refuse("has a momentum of its own beside the outer one: use one without, such as topk:0.01+ef");
-  const auto owes_twice = [](const ParameterPlan& one) {
-    if (!one.feedback) return false;
-    const bool drops_sums = (one.down ? *one.down : *one.codec).traits().leaves_unsent;  // owners then owe, too
-    return one.map || !one.feedback->knows_owed_share() || drops_sums;
-  };
-  const bool any =
-      std::any_of(plan.rules.begin(), plan.rules.end(), [&](const Plan::Rule& rule) { return owes_twice(rule.plan); });
-  if (mix > 0 && (any || owes_twice(plan))) {
-    refuse(
-        "owes what it could not send, and what a rank keeps of its own values, mix, is part of its next difference: ",
-        "both would be sent. Use mix=0, or error feedback of values whose sums are sent whole, such as sign+ef or ",
-        "topk:64/4096:sign+down:int8+ef");
-  }
-}
+};
 
 /// Returns a digest of all that the ranks must agree on, except the values of the parameters.
 std::uint64_t digest_of(const Plan& plan, const std::vector<OuterParameter>& parameters, const OuterOptions& options,
@@ -148,28 +77,15 @@ Outer::Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::mill
     const std::uint64_t own_seed = f == 0 ? seed : rules::derive_key(seed, f);
     auto wire = std::make_unique<Wire>(backend, timeout);
     const Plan its_plan = of_fragment(plan, parameters_, fragments[f]);
-    rounds_.emplace_back().fragment = std::make_unique<Fragment>(parameters_, std::move(fragments[f]), std::move(wire),
-                                                                 its_plan, own_seed, options_.has_momentum());
+    CompressorOptions its_options{.seed = own_seed, .steps_per_exchange = options_.every};
+    rounds_.emplace_back().fragment =
+        std::make_unique<Fragment>(parameters_, std::move(fragments[f]), std::move(wire), its_plan,
+                                   std::move(its_options), options_.has_momentum());
     rounds_.back().fragment->compressor().set_owed_share(1 - options_.mix);
   }
 }
 
 Outer::~Outer() = default;
-
-void Outer::require_plan(const Plan& plan, double mix) { require_plan_fits(plan, mix); }
-
-void Outer::require(const Plan& plan, const std::vector<OuterParameter>& parameters, const OuterOptions& options) {
-  require_options(options);
-  require_parameters(parameters);
-  require_own_memory(parameters);
-  require_plan_fits(plan, options.mix);
-  std::vector<std::string> compressed;
-  for (const OuterParameter& parameter : parameters) {
-    if (!parameter.exempt) compressed.push_back(parameter.name);
-  }
-  plan.require_rules_fit(compressed);
-  cut_into_fragments(parameters, options.fragments);
-}
 
 bool Outer::arrives(std::size_t fragment, std::uint64_t step) const {
   const std::uint64_t first = (fragment + 1) * options_.every / options_.fragments;
@@ -192,7 +108,7 @@ std::vector<Outer::Skipped> Outer::after_step() {
   }
   std::vector<Skipped> skipped;
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
-    if (arrives(f, steps_ + options_.delay)) send(rounds_[f], steps_);
+    if (arrives(f, steps_ + options_.delay)) send(f, steps_);
   }
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
     if (arrives(f, steps_)) arrive(f, options_.mix, skipped);
@@ -204,9 +120,13 @@ std::vector<Outer::Skipped> Outer::synchronize() {
   throw_if_failed();
   std::vector<Skipped> skipped;
   for (std::size_t f = 0; f < rounds_.size(); ++f) arrive(f, options_.mix, skipped);
-  for (Round& round : rounds_) {
-    if (!round.is_at_start) send(round, kSynchronizing);
-  }
+  std::vector<std::size_t> sent;  // found out before the first is sent: transfers do not overlap
+  or_fail_for_good([&] {
+    for (std::size_t f = 0; f < rounds_.size(); ++f) {
+      if (has_progress_on_any_rank(f, kSynchronizing, !rounds_[f].is_at_start)) sent.push_back(f);
+    }
+  });
+  for (const std::size_t f : sent) send(f, kSynchronizing);
   for (std::size_t f = 0; f < rounds_.size(); ++f) arrive(f, 0, skipped);
   or_fail_for_good([&] {
     for (Round& round : rounds_) {  // on all ranks, also where a round was skipped
@@ -219,17 +139,17 @@ std::vector<Outer::Skipped> Outer::synchronize() {
 }
 
 /// `mark`: the step after which all ranks send this round, or kSynchronizing.
-void Outer::send(Round& round, std::uint64_t mark) {
+void Outer::send(std::size_t index, std::uint64_t mark) {
   or_fail_for_good([&] {
-    Fragment& fragment = *round.fragment;
-    fragment.begin_round();
+    Round& round = rounds_[index];
+    round.fragment->begin_round();
     const auto promise = std::make_shared<std::promise<Arrival>>();
-    queue_.push([this, promise, mark, &fragment, ready = streams_.hand_over(parameters_[0].tensor.device())] {
+    queue_.push([this, promise, mark, index, ready = streams_.hand_over(parameters_[0].tensor.device())] {
       try {
         or_fail_for_good([&] {
           throw_if_failed();  // otherwise the ranks no longer agree on which transfer is next
           const auto on_own_stream = ready.take();
-          promise->set_value(exchange(fragment, mark));
+          promise->set_value(exchange(index, mark));
         });
       } catch (...) {
         promise->set_exception(std::current_exception());
@@ -239,9 +159,26 @@ void Outer::send(Round& round, std::uint64_t mark) {
   });
 }
 
-Outer::Arrival Outer::exchange(Fragment& fragment, std::uint64_t mark) {
+/// Whether a rank has moved a fragment since its start. Throws Error communication where ranks are in other rounds.
+bool Outer::has_progress_on_any_rank(std::size_t index, std::uint64_t mark, bool has_own) {
+  if (wire_.world_size() == 1) return has_own;
+  const Told own = {mark, index, rounds_[index].fragment->compressor().step() + 1, has_own};
+  bool has_any = false;
+  const std::vector<Told> all = all_gather_value(wire_, own);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    has_any = has_any || all[rank].has_progress != 0;
+    if (all[rank].is_of_same_round(own)) continue;
+    fail(ErrorCode::communication, kOfRound, "rank ", wire_.rank(), " is ", own.text(), ", and rank ", rank, " is ",
+         all[rank].text());
+  }
+  return has_any;
+}
+
+Outer::Arrival Outer::exchange(std::size_t index, std::uint64_t mark) {
+  Fragment& fragment = *rounds_[index].fragment;
   const CompressorStats before = fragment.compressor().stats();
   const std::uint64_t told = wire_.sent_bytes();
+  has_progress_on_any_rank(index, mark, true);  // a dense bucket says nothing of its round
   Arrival arrival{fragment.exchange(mark)};
   if (!arrival.finite) arrival.culprits = ranks_with_nonfinite(fragment.gave_finite_values());
   const CompressorStats after = fragment.compressor().stats();

@@ -59,7 +59,7 @@ struct OuterStats {
 /// returns to the starts of all fragments (Fragment). Not thread-safe. All ranks make the same calls in the same order.
 class OCTAVO_API Outer {
  public:
-  /// `backend`: for this object alone, of the ranks, all of which make their object together. The values of parameters
+  /// `backend`: for this object only, of the ranks, all of which make their object together. The values of parameters
   /// must be the same on all ranks: they are the first anchor. Throws Error communication where ranks differ in the
   /// options, the plan, the seed or the parameters' names and sizes, Error invalid_argument for options, parameters or
   /// a plan that make no sense, and Error unsupported for a device without kernels.
@@ -78,12 +78,13 @@ class OCTAVO_API Outer {
     std::vector<int> ranks;  // those that had a NaN or an infinity; none where sums overflowed
     bool returned_to_start;  // whether this rank did so
   };
-  /// To be called after each of the rank's own steps. Throws what Wire throws, and what Fragment throws for a parameter
-  /// that was laid out anew or has left its range. After that every call throws the same: make a new object from saved
-  /// states, which connects the ranks again.
+  /// To be called after each of the rank's own steps. Throws what Wire throws, Error communication where ranks are in
+  /// other rounds, and what Fragment throws for a parameter that was laid out anew or has left its range. After that
+  /// every call throws the same: make a new object from saved states, which connects the ranks again.
   std::vector<Skipped> after_step();
   /// Ends the rounds under way and makes one round of all fragments at once. Parameters are then the anchor on all
-  /// ranks, also where a round was skipped. It does not change the number of steps. Throws as after_step() does.
+  /// ranks, also where a round was skipped. It does not change the number of steps. Ranks may have made other
+  /// numbers of steps since their last round. Throws as after_step() does.
   std::vector<Skipped> synchronize();
 
   /// Waits until the rounds under way have been exchanged. They still arrive at their own steps.
@@ -120,7 +121,7 @@ class OCTAVO_API Outer {
   void load(const std::map<std::string, at::Tensor>& tensors, const std::vector<Position>& positions,
             std::uint64_t steps);
   /// Restores the same from what all ranks of another world had, by rank. Residuals are redistributed over this world,
-  /// and ranks continue from the anchor and their own progress alone. `rank`: this rank's number in that world, if it
+  /// and ranks continue only from the anchor and their own progress. `rank`: this rank's number in that world, if it
   /// continues with parameters of that world. Returns what must then be added to these parameters, by name, in the
   /// parameter's shape and memory order, float32, so that what the rank owed is no longer in them. In a world of one
   /// rank nothing is returned: what it owed stays as its progress. A rank that has no parameters of that world calls
@@ -150,8 +151,9 @@ class OCTAVO_API Outer {
   using Tensors = std::map<std::string, at::Tensor>;
 
   bool arrives(std::size_t fragment, std::uint64_t step) const;
-  void send(Round& round, std::uint64_t mark);
-  Arrival exchange(Fragment& fragment, std::uint64_t mark);
+  void send(std::size_t index, std::uint64_t mark);
+  Arrival exchange(std::size_t index, std::uint64_t mark);
+  bool has_progress_on_any_rank(std::size_t index, std::uint64_t mark, bool has_own);
   std::vector<int> ranks_with_nonfinite(bool finite);
   void wait_for(Round& round);
   void arrive(std::size_t index, double own_share, std::vector<Skipped>& skipped);

@@ -152,12 +152,14 @@ std::map<std::string, at::Tensor> Outer::load_world(const std::vector<std::map<s
          "expected what each rank of a world had, and a rank of it, got ", world.size(), " ranks",
          rank ? c10::str(" and rank ", *rank) : "");
   }
+  const bool is_alone = wire_.world_size() == 1;  // it sends nothing, and would owe for ever
   load_with(world.front(), positions, steps, [&](std::size_t f, Compressor& compressor, CompressorState state) {
     std::vector<CompressorState> states(world.size(), state);
     for (std::size_t r = 0; r < world.size(); ++r) states[r].tensors = below(prefix_of(f), world[r]);
     compressor.load_world(states);
+    if (is_alone) compressor.drop_residuals();
   });
-  const bool keeps_owed = rank && wire_.world_size() == 1;  // it sends nothing: what it owed is its own progress
+  const bool keeps_owed = rank && is_alone;  // what it owed stays in its values, as its own progress
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
     rounds_[f].fragment->set_starts_at_anchor(true);
     if (keeps_owed && !positions[f].starts_at_anchor) rounds_[f].is_at_start = false;

@@ -77,7 +77,7 @@ struct ScaledFloat {
 };
 
 // E4M3 and E5M2 are the two forms of fp8 (Micikevicius et al. 2022) without infinities and NaNs, which blocks never
-// have. E3M0, a sign and an exponent alone, is what Streaming DiLoCo sends (Douillard et al. 2025).
+// have. E3M0, only a sign and an exponent, is what Streaming DiLoCo sends (Douillard et al. 2025).
 using E4M3 = MiniFloat<4, 3, 7, 0x7E>;
 using E5M2 = MiniFloat<5, 2, 15, 0x7B>;
 using E3M0 = MiniFloat<3, 0, 3, 0x7>;

@@ -50,6 +50,6 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name == "sycl":  # not imported here: torch serves one accelerator at a time, which would then be sycl
         raise AttributeError(
-            "[octavo.sycl] octavo.sycl is there after `import octavo.sycl`, which makes the device sycl"
+            "[octavo.sycl] octavo.sycl exists only after `import octavo.sycl`, which makes the device sycl"
         )
     raise AttributeError(f"module 'octavo' has no attribute {name!r}")

@@ -64,9 +64,9 @@ def bench(context: typer.Context) -> None:
 def advise(context: typer.Context) -> None:
     """Say which plan is fastest on this machine and link: `octavo advise --help`."""
     with quick_imports():
-        from octavo.bench import cli as bench_cli
+        from octavo.bench import advise_cli
 
-    _main(bench_cli.advise_app, context.args, "octavo advise")
+    _main(advise_cli.app, context.args, "octavo advise")
 
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)

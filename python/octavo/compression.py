@@ -114,8 +114,8 @@ def compress(
         )
     if replicas is not None:
         raise ValueError(
-            "[compression.compress] all ranks of a DistributedDataParallel model are replicas: pass replicas with a "
-            "model of fully_shard alone"
+            "[compression.compress] all ranks of a DistributedDataParallel model are replicas: pass replicas only "
+            "with a model of fully_shard"
         )
     return compress_ddp(
         model,

@@ -92,8 +92,8 @@ def _of_reducer(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
 def _require_hookable(model: DistributedDataParallel) -> None:
     if getattr(model, "_use_python_reducer", False):
         raise ValueError(
-            "[ddp.compress] this model uses DDP's Python reducer (optimize_ddp='python_reducer'), which calls no hook: "
-            "choose another optimize_ddp"
+            "[ddp.compress] this model uses DDP's Python reducer (optimize_ddp='python_reducer'), which does not call "
+            "hooks: choose another optimize_ddp"
         )
     if getattr(model, "_delay_all_reduce_params", None):
         raise ValueError(
@@ -119,9 +119,9 @@ def _register_hook(
         return _C.register_ddp_hook(model.reducer, compressor, parameters)
     except RuntimeError as error:
         raise ValueError(
-            "[ddp.compress] this DDP model has a communication hook already, and DDP takes one in its life: keep the "
-            "first handle and call its set_plan(); or wrap the model anew, without register_comm_hook() and "
-            "mixed_precision=, which registers one, too"
+            "[ddp.compress] this DDP model already has a communication hook, and DDP accepts only one: keep the first "
+            "handle and call its set_plan(); or wrap the model again, without register_comm_hook() and without "
+            "mixed_precision=, which also registers a hook"
         ) from error
 
 
@@ -136,7 +136,7 @@ def _watch_frozen(model: DistributedDataParallel) -> None:
             return
         frozen.clear()
         warnings.warn(
-            f"[ddp.compress] {name} was frozen when the model was wrapped, and is no longer: its gradients are not "
+            f"[ddp.compress] {name} was frozen when the model was wrapped, but now requires a gradient: it is not "
             f"averaged, and ranks will differ in it. Call requires_grad_(True) before DistributedDataParallel and "
             f"octavo.compress",
             stacklevel=2,

@@ -137,8 +137,8 @@ def compress_fsdp(
     joined = joined_optimizer(optimizer, "fsdp.compress")
     if joined is not None:
         raise ValueError(
-            f"[fsdp.compress] {type(joined).__name__} sends momenta or updates, which ranks have whole with "
-            f"DistributedDataParallel alone: use another optimizer and a plan for gradients, such as int4+ef"
+            f"[fsdp.compress] {type(joined).__name__} sends momenta or updates, which are whole on a rank only "
+            f"with DistributedDataParallel: use another optimizer and a plan for gradients, such as int4+ef"
         )
     require_no_momentum(optimizer, plan, "fsdp.compress")
     if model in _compressed:
@@ -212,8 +212,8 @@ def _attach(
                     module.set_custom_reduce_scatter(_ReduceScatter(hook, number))
             except ValueError as error:  # raised for a module of several parameter groups
                 raise ValueError(
-                    f"[fsdp.compress] a module has parameters on several meshes, for which FSDP2 takes no collective "
-                    f"of ours: let shard_placement_fn choose dimensions alone ({error})"
+                    f"[fsdp.compress] a module has parameters on several meshes, for which FSDP2 does not accept "
+                    f"Octavo's collectives: let shard_placement_fn choose only dimensions ({error})"
                 ) from error
         group.watch(lambda parameter: hook.mark(index[parameter]))
     model.register_forward_pre_hook(OwnHook(lambda *_: hook.begin_pass()))
@@ -269,12 +269,12 @@ def _shard_group(parameters: dict[str, DTensor]) -> dist.ProcessGroup:
     meshes = {parameter.device_mesh for parameter in parameters.values()}
     for name, parameter in parameters.items():
         if parameter.is_complex():
-            raise TypeError(f"[fsdp.compress] {name} is complex: FSDP2 models may have real parameters alone")
+            raise TypeError(f"[fsdp.compress] {name} is complex: only real parameters are supported")
         if parameter.device_mesh.ndim > 1:
             raise ValueError(
                 f"[fsdp.compress] {name} lies on a mesh of {parameter.device_mesh.ndim} dimensions, "
                 f"{parameter.device_mesh.mesh_dim_names or ''}, where FSDP2 all-reduces by itself: for replicas of "
-                f"shards, call fully_shard with the mesh of the shards alone, mesh=mesh['shard'], and pass "
+                f"shards, call fully_shard with only the mesh of the shards, mesh=mesh['shard'], and pass "
                 f"replicas=mesh.get_group('replicate') here; tensor parallelism is not supported"
             )
         if _shard_dim(parameter) is None:

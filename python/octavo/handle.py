@@ -63,7 +63,7 @@ class Handle(SendsMomenta):
             model.register_forward_pre_hook(OwnHook(lambda *_: compressor.set_gradient_scale(scaler.get_scale())))
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("[handle.Handle] a handle has connections, which no copy can have: save state_dict()")
+        raise TypeError("[handle.Handle] a handle has connections, so it cannot be copied: save state_dict()")
 
     @property
     def _optimizer(self) -> Optimizer | None:
@@ -207,8 +207,8 @@ class Handle(SendsMomenta):
         follows = joined is not None and joined.chooses_plans
         if not follows and str(self.plan) != states[0]["plan"]:  # before any change: a warning may be an error
             warnings.warn(
-                f"[handle.load_state_dict] the state was saved under plan {states[0]['plan']}; this handle goes on "
-                f"with {self.plan}, call set_plan() for the other",
+                f"[handle.load_state_dict] the state was saved under plan {states[0]['plan']}; this handle keeps "
+                f"{self.plan}: call set_plan() to change it",
                 stacklevel=2,
             )
         if size == ours[1] and ours[0] in by_rank:
@@ -245,9 +245,9 @@ class Handle(SendsMomenta):
         ``scaler.unscale_`` where there is a scaler, and before ``end_step``. Gradients whose norm is not finite stay as
         they are.
 
-        Unlike torch's function it tells error feedback of the clip (``scaled_by``). An optimizer that
-        ``octavo.compress`` was given, that has all of these parameters and a ``clip_grad_norm_`` of its own clips by
-        that, and deals with gradients that are not finite as its ``nonfinite`` says. Raises ValueError for a joined
+        Unlike torch's function it tells error feedback of the clip (``scaled_by``). If the optimizer that
+        ``octavo.compress`` was given has all of these parameters and its own ``clip_grad_norm_``, that method clips,
+        and its ``nonfinite`` says what happens to gradients that are not finite. Raises ValueError for a joined
         optimizer that does not clip, or that lacks a parameter, and for a norm below 0.
         """
         require_max_norm(max_norm, "handle.clip_grad_norm_")
@@ -299,8 +299,8 @@ class Handle(SendsMomenta):
         is_of_updates = self._joined is not None and self._joined.keeps_own_momenta and self.exchange == "planned"
         if is_of_updates and factor < 1:
             raise ValueError(
-                f"[handle.scaled_by] in this step {type(self._joined).__name__} has sent updates of its own, which no "
-                f"scaling of gradients changes: leave it out"
+                f"[handle.scaled_by] in this step {type(self._joined).__name__} has sent updates of its own, which a "
+                f"scaling of gradients does not change: leave this call out"
             )
         self._compressor.scale_step(factor)
 

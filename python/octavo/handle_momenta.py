@@ -90,10 +90,15 @@ class SendsMomenta:
         without gradients. Returns whether it was finite. Call it on all ranks."""
         return self._compressor.exchange_updates()
 
+    def drop_step_or_residuals(self) -> None:
+        """Gives up the step whose momenta came back last. Where it has ended, and what it left out is kept, all
+        residuals are discarded. Call it on all ranks."""
+        self._compressor.drop_step_or_residuals()
+
     def holds_momenta(self) -> bool:
         """Whether ``.grad`` is, bit by bit, what the hook delivered (after ``scaler.unscale_``, where there is a
         scaler). It is False where gradients have been clipped, scaled or added to since. It looks only at some elements
-        of the largest parameter with a momentum, and does not see changes of other gradients alone."""
+        of the largest parameter with a momentum, so it does not see it where only other gradients have changed."""
         index, stride, sent = self._compressor.momentum_sample()
         gradient = list(self._parameters.values())[index].grad
         if sent is None or gradient is None or self._compressor.gradient_powers()[index] == 0:

@@ -78,8 +78,8 @@ def _require_complete(state: State) -> None:
         is_of_values = key.partition("/")[0] in _VALUES and tensor.is_floating_point()
         if is_of_values and not torch.isfinite(tensor).all():
             raise ValueError(
-                f"[handle.load_state_dict] {key!r} of the state of rank {state['rank']} has a NaN or an infinity, and "
-                f"every later step would have: continue from an older state"
+                f"[handle.load_state_dict] {key!r} of the state of rank {state['rank']} has a NaN or an infinity, "
+                f"which would spread to every later step: continue from an older state"
             )
     require_seed(state.get("seed", 0), "handle.load_state_dict")
     share = state.get("usual_share", 0.0)
@@ -91,7 +91,7 @@ def _require_complete(state: State) -> None:
     if len(tensors_of(state)) < state.get("tensors", 0):
         raise ValueError(
             f"[handle.load_state_dict] the state of rank {state['rank']} has {len(tensors_of(state))} of its "
-            f"{state['tensors']} tensors: torch.distributed.checkpoint loads those alone that are there already, and a "
+            f"{state['tensors']} tensors: torch.distributed.checkpoint loads only tensors that already exist, and a "
             f"new handle has none; save it by torch.save"
         )
 

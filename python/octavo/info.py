@@ -22,7 +22,7 @@ def collect() -> dict[str, Any]:
     """Returns versions, this CPU, torch's devices and Octavo's back ends, as plain values for JSON.
 
     `backends` is a list of {name, available, reason}. The reason says why a back end is missing, or in which form it is
-    there. Raises ValueError where OCTAVO_ISA or OCTAVO_BACKEND names nothing that there is.
+    there. Raises ValueError where OCTAVO_ISA or OCTAVO_BACKEND names an unknown one.
     """
     backends = [dict(backend) for backend in octavo._C.backends()]
     _check_wanted([backend["name"] for backend in backends])

@@ -64,6 +64,15 @@ def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {plain_name(name): buffer for name, buffer in model.named_buffers() if name in saved}
 
 
+def not_trained(model: nn.Module) -> dict[str, list[tuple[str, torch.Size, torch.dtype]]]:
+    """Returns what ranks must have alike besides what they train, before rank 0 sends it to all."""
+    frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+    return {
+        what: [(plain_name(name), tensor.shape, tensor.dtype) for name, tensor in tensors]
+        for what, tensors in (("frozen parameters", frozen), ("buffers", model.named_buffers()))
+    }
+
+
 def plain_name(name: str) -> str:
     """Returns the name that a parameter has in the module itself, where ``name`` is that in a module wrapped by
     torch.compile."""
@@ -107,8 +116,8 @@ def require_memory_orders(parameters: Mapping[str, Tensor], saved: Mapping[str, 
     here = memory_orders(parameters)
     if moved := sorted(name for name in here.keys() | saved.keys() if here.get(name) != saved.get(name)):
         raise ValueError(
-            f"[{where}] the elements of {moved[0]} lie in memory in another order than where the state was saved, and "
-            f"residuals have that order: give the model the memory format of then before you wrap it, or start with "
+            f"[{where}] the elements of {moved[0]} have another order in memory than when the state was saved, and "
+            f"residuals have that order: give the model its earlier memory format before you wrap it, or start with "
             f"an empty state"
         )
 

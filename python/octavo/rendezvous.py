@@ -42,7 +42,7 @@ def require_backend(group: dist.ProcessGroup, device: torch.device, where: str) 
 
 def _require_member(group: dist.ProcessGroup, where: str) -> None:
     if group == dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError(f"[{where}] this process is no rank of the group: call it on those alone that are")
+        raise ValueError(f"[{where}] this process is not in the group: call it only on the group's ranks")
 
 
 def require_timeout(timeout_s: float, where: str) -> None:
@@ -101,8 +101,8 @@ class Rendezvous:
 
     def exchange(self, text: str, where: str | None = None) -> list[str]:
         """Returns the ``text`` of every rank, in the order of ranks. ``where``: what errors name in the place of the
-        purpose. Where a rank does not come in time, all ranks raise TimeoutError, which names it, also that rank when
-        it comes: it must not go on alone."""
+        purpose. Where a rank does not come in time, all ranks raise TimeoutError, which names it. The late rank raises
+        it when it comes, too: it must not go on alone."""
         if self._attempt is None:
             self._attempt = self._meet()
         self._meetings += 1
@@ -118,8 +118,8 @@ class Rendezvous:
         return texts
 
     def connect(self, ranks: Sequence[int] | None = None) -> dist.ProcessGroupGloo:
-        """Returns a Gloo back end for all ranks, which one thread at a time may use. With ``ranks`` it connects those
-        alone, in that order: each rank then names a set of ranks to which it belongs, and all ranks of a set name the
+        """Returns a Gloo back end for all ranks, which one thread at a time may use. With ``ranks`` it connects only
+        those, in that order: each rank then names a set of ranks to which it belongs, and all ranks of a set name the
         same one."""
         ranks = ranks if ranks is not None else range(self._size)
         self.exchange("")  # Gloo's own timeout does not name the missing rank

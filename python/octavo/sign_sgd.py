@@ -77,7 +77,7 @@ class ErrorFeedbackSignSGD:
     """Replaces gradients by their signs times their mean magnitude, averaged over the ranks, and feeds back the error.
 
     ``error_buffer[name]`` is what could not be sent: the gradient plus the error before, less what was sent. (The
-    document's sketch subtracts from the gradient alone, which loses the error that it had added.) Where a value of any
+    document's sketch subtracts only from the gradient, which loses the error that it had added.) Where a value of any
     rank is not finite, the average is not finite either, and the errors of all ranks stay as they were. A rank that
     lacks a gradient which another rank has sends zeros for it; a gradient that all ranks lack stays None.
     """
@@ -87,8 +87,8 @@ class ErrorFeedbackSignSGD:
         self.error_buffer = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
 
     def compress_and_communicate(self, model: nn.Module) -> None:
-        """Replaces the gradients of ``model``. Call it on all ranks, after backward. Without a process group it works
-        on this process alone."""
+        """Replaces the gradients of ``model``. Call it on all ranks, after backward. Without a process group this
+        process is the only rank."""
         parameters = dict(model.named_parameters())
         for (name, parameter), is_sent in zip(parameters.items(), _have_gradients(parameters.values()), strict=True):
             if is_sent:
@@ -98,8 +98,8 @@ class ErrorFeedbackSignSGD:
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         if gradient.layout is not torch.strided:
             raise ValueError(
-                f"[sign_sgd.step] the gradient of {name} is sparse, and signs are sent of all elements: let the layer "
-                f"have dense gradients (sparse=False)"
+                f"[sign_sgd.step] the gradient of {name} is sparse, but signs of all elements are sent: give the "
+                f"layer dense gradients (sparse=False)"
             )
         error = self.error_buffer.get(name)
         compensated = gradient if error is None else gradient + error

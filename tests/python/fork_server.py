@@ -2,7 +2,7 @@
 """Processes that begin with torch imported and nothing else done. They are forked from one that has imported it,
 because importing torch takes more than a second of a core. So does importing torch._dynamo, which torch imports at the
 first step of any optimizer, and the model that jobs train, so these are imported too. Of the environment variables that
-torch reads while it is imported, the processes obey OMP_NUM_THREADS alone.
+torch reads while it is imported, the processes obey only OMP_NUM_THREADS.
 """
 
 import gc

@@ -55,7 +55,7 @@ def nano_config(folder: Path, **changes: Any) -> TrainConfig:
 
 @contextlib.contextmanager
 def solo_world() -> Iterator[World]:
-    """Yields the world of this process alone, in a process group."""
+    """Yields a world of only this process, in a process group."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

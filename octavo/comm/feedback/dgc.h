@@ -15,8 +15,8 @@ inline constexpr Role kVelocity = {"velocity", Extent::whole, at::kFloat};
 /// ones among them, have plain momentum.
 ///
 /// `+clip:NORM` first scales a rank's gradient of a tensor (between replicas of shards: of its shard) down to
-/// NORM/sqrt(ranks). A tensor whose gradient is zero on every rank is left alone: its velocity stays as it is, as torch
-/// does where a gradient is absent.
+/// NORM/sqrt(ranks). A tensor whose gradient is zero on every rank is not touched: its velocity stays as it is, as
+/// torch does where a gradient is absent.
 class OCTAVO_API Dgc final : public Feedback {
  public:
   static constexpr double kMomentum = 0.9;

@@ -12,7 +12,7 @@ namespace octavo {
 ///
 /// Tensors that are sent as they are (small ones, exempt ones, and all in a dense warm-up) have plain momentum on each
 /// rank, as with `+dgc`. After a warm-up the momentum in the sketch begins with zeros. A tensor whose gradient is zero
-/// on every rank is left alone.
+/// on every rank is not touched.
 class OCTAVO_API FetchSgd final : public Feedback {
  public:
   explicit FetchSgd(double momentum = Dgc::kMomentum) : momentum_(momentum) {}

@@ -29,7 +29,7 @@ class GatherCodes {
   std::uint8_t* own_bytes() { return sent_.mutable_data_ptr<std::uint8_t>(); }
 
   void send();
-  /// Starts a second transfer where a codec packs; send() has then told the others sizes alone.
+  /// Starts a second transfer where a codec packs; send() has then told the others only sizes.
   void advance();
   void wait();
   /// Enqueues the decoding of all ranges into the tensors, except those of power 0. Sets *nonfinite, memory of

@@ -16,7 +16,7 @@ namespace octavo {
 
 namespace {
 
-at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.contiguous().view(-1).view(at::kByte); }
+at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.contiguous().view(-1).view(at::kByte); }
 
 /// What a rank tells the others of its tensor.
 struct SizeAndForm {
@@ -50,7 +50,7 @@ std::vector<SizeAndForm> sizes_and_forms(Wire& wire, const at::Tensor& sparse, s
 /// Returns a message: room for its header, the indices, the values.
 at::Tensor message_of(const at::Tensor& sparse) {
   const at::Tensor header = at::zeros({sizeof(MessageHeader)}, at::kByte);
-  return at::cat({header, bytes_of(sparse._indices()), bytes_of(sparse._values())});
+  return at::cat({header, as_bytes(sparse._indices()), as_bytes(sparse._values())});
 }
 
 /// Throws Error communication unless `indices` [dimensions, count], sent by rank `sender`, are indices of elements of

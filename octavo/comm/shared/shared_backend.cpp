@@ -60,7 +60,7 @@ class SharedWork final : public c10d::Work {
   Finish finish_;
 };
 
-std::uint8_t* bytes_of(const at::Tensor& tensor) { return static_cast<std::uint8_t*>(tensor.mutable_data_ptr()); }
+std::uint8_t* data_of(const at::Tensor& tensor) { return static_cast<std::uint8_t*>(tensor.mutable_data_ptr()); }
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.is_cpu() && tensor.is_contiguous();
@@ -81,7 +81,7 @@ void add_in_rank_order(const at::Tensor& out, const std::vector<std::uint8_t*>& 
       const auto part = [&](std::size_t rank) {
         return at::from_blob(summands[rank] + first * width, {count}, out.options());
       };
-      at::Tensor sum = at::from_blob(bytes_of(out) + first * width, {count}, out.options());
+      at::Tensor sum = at::from_blob(data_of(out) + first * width, {count}, out.options());
       if (summands.size() == 2) {
         at::add_out(sum, part(0), part(1));
         continue;
@@ -150,7 +150,7 @@ std::unique_ptr<Posting> SharedBackend::post(const at::Tensor& sent, std::span<c
   const at::Tensor room = ranks_->room(bytes);
   for (std::size_t peer = 0; peer < copied.size(); ++peer) {
     if (static_cast<int>(peer) == getRank()) continue;
-    copy_in(bytes_of(room) + copied[peer].offset, bytes_of(sent) + parcels[peer].offset, copied[peer].bytes);
+    copy_in(data_of(room) + copied[peer].offset, data_of(sent) + parcels[peer].offset, copied[peer].bytes);
   }
   return post_room(room, copied, std::move(expected));
 }
@@ -203,11 +203,11 @@ SharedBackend::WorkPtr SharedBackend::alltoall_base(at::Tensor& output, at::Tens
          " bytes for itself in the input, and expects ", expected[own], " in the output");
   }
   const auto finish = [output, input, parcels, expected](const Posting& posting) {
-    std::uint8_t* to = bytes_of(output);
+    std::uint8_t* to = data_of(output);
     for (int peer = 0; peer < posting.world_size(); ++peer) {
       const auto index = static_cast<std::size_t>(peer);
       const bool is_own = peer == posting.rank();
-      copy_out(to, is_own ? bytes_of(input) + parcels[index].offset : posting.from(peer), expected[index]);
+      copy_out(to, is_own ? data_of(input) + parcels[index].offset : posting.from(peer), expected[index]);
       to += expected[index];
     }
   };
@@ -219,18 +219,18 @@ SharedBackend::WorkPtr SharedBackend::_allgather_base(at::Tensor& output, at::Te
   if (!is_plain(output) || !is_plain(input)) return beside_->_allgather_base(output, input, options);
   require_whole(output, input, getSize());
   const std::uint64_t bytes = input.nbytes();
-  std::uint8_t* const own = bytes_of(output) + static_cast<std::uint64_t>(getRank()) * bytes;
-  const bool is_in_place = own == bytes_of(input), is_laid_out = ranks_->contains(input);
+  std::uint8_t* const own = data_of(output) + static_cast<std::uint64_t>(getRank()) * bytes;
+  const bool is_in_place = own == data_of(input), is_laid_out = ranks_->contains(input);
   at::Tensor room = is_laid_out ? input : ranks_->room(bytes);
-  if (!is_laid_out && is_in_place) copy_in(bytes_of(room), own, bytes);
-  if (!is_laid_out && !is_in_place) copy_in_and_out(bytes_of(room), own, bytes_of(input), bytes);
+  if (!is_laid_out && is_in_place) copy_in(data_of(room), own, bytes);
+  if (!is_laid_out && !is_in_place) copy_in_and_out(data_of(room), own, data_of(input), bytes);
   const bool lacks_own = is_laid_out && !is_in_place;
   const auto finish = [output, input, bytes, lacks_own](const Posting& posting) {
     for (int peer = 0; peer < posting.world_size(); ++peer) {
       const bool is_own = peer == posting.rank();
       if (is_own && !lacks_own) continue;
-      copy_out(bytes_of(output) + static_cast<std::uint64_t>(peer) * bytes,
-               is_own ? bytes_of(input) : posting.from(peer), bytes);
+      copy_out(data_of(output) + static_cast<std::uint64_t>(peer) * bytes, is_own ? data_of(input) : posting.from(peer),
+               bytes);
     }
   };
   return begun(post_to_all(room), options.timeout, finish);
@@ -249,8 +249,7 @@ SharedBackend::WorkPtr SharedBackend::_reduce_scatter_base(at::Tensor& output, a
     std::vector<std::uint8_t*> summands;
     for (int peer = 0; peer < posting.world_size(); ++peer) {
       const bool is_own = peer == posting.rank();
-      summands.push_back(is_own ? bytes_of(input) + parcels[static_cast<std::size_t>(peer)].offset
-                                : posting.from(peer));
+      summands.push_back(is_own ? data_of(input) + parcels[static_cast<std::size_t>(peer)].offset : posting.from(peer));
     }
     add_in_rank_order(output, summands);
   };
@@ -264,12 +263,12 @@ SharedBackend::WorkPtr SharedBackend::allreduce(std::vector<at::Tensor>& tensors
   const auto finish = [own](const Posting& posting) {
     std::vector<std::uint8_t*> summands;
     for (int peer = 0; peer < posting.world_size(); ++peer) {
-      summands.push_back(peer == posting.rank() ? bytes_of(own) : posting.from(peer));
+      summands.push_back(peer == posting.rank() ? data_of(own) : posting.from(peer));
     }
     add_in_rank_order(own, summands);
   };
   const at::Tensor room = ranks_->room(own.nbytes());  // never `own`, which takes the sum while others still read
-  copy_in(bytes_of(room), bytes_of(own), own.nbytes());
+  copy_in(data_of(room), data_of(own), own.nbytes());
   return begun(post_to_all(room), options.timeout, finish);
 }
 
@@ -281,7 +280,7 @@ Reached reach_by_shared_memory(c10::intrusive_ptr<c10d::Backend> backend, std::o
                                milliseconds timeout) {
   if (!backend) fail(ErrorCode::invalid_argument, kOfSharedBackend, "expected a back end of c10d, got none");
   if (dynamic_cast<SharedBackend*>(backend.get())) return {std::move(backend), ""};
-  if (backend->getSize() == 1) return {std::move(backend), "there is one rank alone"};
+  if (backend->getSize() == 1) return {std::move(backend), "there is only one rank"};
   if (!wanted.value_or(true)) return {std::move(backend), "it was not wanted"};
   Wire wire(backend, timeout);
   auto [ranks, why_not] = HostRanks::meet(wire, timeout);

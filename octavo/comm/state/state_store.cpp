@@ -66,7 +66,7 @@ void StateStore::clear() {
   }
 }
 
-void StateStore::clear(std::size_t parameter, const std::vector<Role>& kept) {
+void StateStore::clear_except(std::size_t parameter, const std::vector<Role>& kept) {
   for (std::size_t r = 0; r < roles_.size(); ++r) {
     const auto is_it = [&](const Role& role) { return is_same(role, roles_[r]); };
     if (std::none_of(kept.begin(), kept.end(), is_it)) tensors_[parameter][r].clear();

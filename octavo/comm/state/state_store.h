@@ -82,8 +82,7 @@ class OCTAVO_API StateStore {
   /// Ends a step: commits what was written, or rolls back everything.
   void end_step(bool commit);
   void clear();
-  /// Clears all state of a parameter but some roles.
-  void clear(std::size_t parameter, const std::vector<Role>& kept = {});
+  void clear_except(std::size_t parameter, const std::vector<Role>& kept);
 
   /// Returns the tensors by key, on the device where they were last used. They are this object's own: copy them before
   /// the next step.

@@ -13,7 +13,7 @@
 namespace octavo::sycl_device {
 
 /// Makes an uninitialized contiguous tensor on `sycl` in memory of that kind; its storage does not grow. A tensor of
-/// kind `device` on a GPU is for kernels, copies and views alone: other operators run on the host, which cannot read
+/// kind `device` on a GPU is only for kernels, copies and views: other operators run on the host, which cannot read
 /// it, and refuse. Throws Error unsupported where SYCL is missing, Error invalid_argument where there is no such
 /// device, torch's c10::Error for impossible sizes, and torch's OutOfMemoryError.
 OCTAVO_API at::Tensor empty_of_kind(at::IntArrayRef sizes, at::ScalarType dtype, MemoryKind kind, int device);

@@ -6,7 +6,7 @@
 #include <cstddef>
 
 /// The operators of the device. Each function registers those of one file. `register_cpu_operators` comes last, because
-/// it leaves alone what is registered already.
+/// it does not replace what is registered already.
 namespace octavo::sycl_device {
 
 void register_memory_operators();  // memory.cpp: what makes tensors and views and changes their storage

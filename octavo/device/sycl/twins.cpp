@@ -38,8 +38,8 @@ namespace {
 
 void require_readable(const c10::Storage& storage) {
   if (host_reads(storage)) return;
-  fail(ErrorCode::unsupported, "device.fallback", "the host cannot read this tensor, which lies in memory of ",
-       storage.device().str(), " alone: only Octavo's kernels and copies work on it, .cpu() among them");
+  fail(ErrorCode::unsupported, "device.fallback", "the host cannot read this tensor, which lies only in memory of ",
+       storage.device().str(), ": only Octavo's kernels and copies work on it, .cpu() among them");
 }
 
 void release_storage(void* storage) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(storage)); }

@@ -17,7 +17,7 @@
 /// this file.
 ///
 /// A group of items is kLanes items that run together, a sub-group of SYCL or a warp of CUDA, and takes a span of
-/// elements. What depends on the group alone is then known to be the same in all of its items. With one item per
+/// elements. What depends only on the group is then known to be the same in all of its items. With one item per
 /// element, loads and stores can be whole vectors.
 ///
 /// On the compiler's command line are OCTAVO_LANES and OCTAVO_SPAN, the least number of elements that a group takes, so

@@ -72,7 +72,7 @@ std::vector<Device> find_devices() {
 }  // namespace
 
 const std::vector<Device>& devices() {
-  static const auto* all = new std::vector<Device>(guarded("kernels.sycl", find_devices));
+  static const auto* all = new std::vector<Device>(with_sycl_errors("kernels.sycl", find_devices));
   return *all;
 }
 
@@ -85,7 +85,7 @@ const Device& device_at(int index) {
 }
 
 sycl::queue& host_queue() {
-  static auto* queue = guarded("kernels.sycl", [] {
+  static auto* queue = with_sycl_errors("kernels.sycl", [] {
     std::vector<sycl::device> candidates;
     for (const Device& d : devices()) candidates.push_back(d.device);
     for (const sycl::device& cpu : sycl::device::get_devices(sycl::info::device_type::cpu)) candidates.push_back(cpu);

@@ -41,7 +41,7 @@ inline sycl::queue& sycl_queue_of(Queue queue) {
 
 /// Runs `body`; a failure of SYCL is thrown as Error internal with SYCL's message in one line.
 template <class Body>
-auto guarded(std::string_view where, Body body) {
+auto with_sycl_errors(std::string_view where, Body body) {
   try {
     return body();
   } catch (const sycl::exception& error) {

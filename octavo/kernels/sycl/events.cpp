@@ -39,13 +39,13 @@ void destroy_event(Event event) { delete &marker_of(event); }
 
 void record(Event event, Queue queue) {
   namespace oneapi = sycl::ext::oneapi::experimental;
-  guarded(kWhere,
-          [&] { marker_of(event).set(alone([&] { return oneapi::submit_profiling_tag(sycl_queue_of(queue)); })); });
+  with_sycl_errors(
+      kWhere, [&] { marker_of(event).set(alone([&] { return oneapi::submit_profiling_tag(sycl_queue_of(queue)); })); });
 }
 
 bool is_done(Event event) {
   const auto recorded = marker_of(event).get();
-  return !recorded || guarded(kWhere, [&] {
+  return !recorded || with_sycl_errors(kWhere, [&] {
     return recorded->get_info<sycl::info::event::command_execution_status>() ==
            sycl::info::event_command_status::complete;
   });
@@ -53,13 +53,13 @@ bool is_done(Event event) {
 
 void wait_for(Event event) {
   auto recorded = marker_of(event).get();
-  if (recorded) guarded(kWhere, [&] { recorded->wait_and_throw(); });
+  if (recorded) with_sycl_errors(kWhere, [&] { recorded->wait_and_throw(); });
 }
 
 void block(Queue queue, Event event) {
   const auto recorded = marker_of(event).get();
   if (recorded) {
-    guarded(kWhere, [&] { alone([&] { sycl_queue_of(queue).ext_oneapi_submit_barrier({*recorded}); }); });
+    with_sycl_errors(kWhere, [&] { alone([&] { sycl_queue_of(queue).ext_oneapi_submit_barrier({*recorded}); }); });
   }
 }
 
@@ -68,7 +68,7 @@ double elapsed_ms(Event start, Event end) {
   if (!first || !last) {
     fail(ErrorCode::invalid_argument, kWhere, "elapsed time needs two recorded events; one of these was not recorded");
   }
-  return guarded(kWhere, [&] {
+  return with_sycl_errors(kWhere, [&] {
     const auto end_ns = [](const sycl::event& event) {
       return static_cast<double>(event.get_profiling_info<sycl::info::event_profiling::command_end>());
     };

@@ -52,8 +52,8 @@ std::string described(const KernelArgument* arguments, std::uint64_t count) {
 }  // namespace
 
 Kernel compile_user_kernel(Queue queue, const std::string& source, const std::string& function) {
-  return guarded("kernels.sycl",
-                 [&] { return new UserKernel{function, compile_kernel(sycl_queue_of(queue), source, function)}; });
+  return with_sycl_errors(
+      "kernels.sycl", [&] { return new UserKernel{function, compile_kernel(sycl_queue_of(queue), source, function)}; });
 }
 
 void launch_user_kernel(Queue queue, Kernel kernel, std::uint64_t groups, std::uint64_t group_size,
@@ -82,7 +82,7 @@ Widths widths_of(Queue queue) { return sycl_backend::widths_of(sycl_backend::syc
 
 void enqueue(Queue queue, const KernelName& name, Grid grid, std::span<const KernelArgument> arguments) {
   using namespace sycl_backend;
-  guarded("kernels.sycl", [&] { submit(queue, kernel(sycl_queue_of(queue), name), grid, arguments); });
+  with_sycl_errors("kernels.sycl", [&] { submit(queue, kernel(sycl_queue_of(queue), name), grid, arguments); });
 }
 
 }  // namespace octavo::lanes

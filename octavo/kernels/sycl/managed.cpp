@@ -18,7 +18,7 @@ std::uint64_t page_bytes() { return host_managed.page_bytes(); }
 /// Runs `body` with the queue. On the calling thread it waits for what `body` enqueued.
 template <class Body>
 void enqueue_managed(Queue queue, Body body) {
-  guarded(kWhere, [&] {
+  with_sycl_errors(kWhere, [&] {
     sycl::queue& target = sycl_queue_of(queue);
     alone([&] { body(target); });
     if (queue.is_calling_thread()) target.wait_and_throw();
@@ -28,11 +28,11 @@ void enqueue_managed(Queue queue, Body body) {
 void* allocate_managed(Queue queue, std::uint64_t bytes) {
   const std::uint64_t page = page_bytes(), size = whole_pages(bytes, page);
   if (size < bytes) return nullptr;
-  return guarded(kWhere, [&] { return sycl::aligned_alloc_shared(page, size, sycl_queue_of(queue)); });
+  return with_sycl_errors(kWhere, [&] { return sycl::aligned_alloc_shared(page, size, sycl_queue_of(queue)); });
 }
 
 void free_managed(Queue queue, void* memory, std::uint64_t) {
-  guarded(kWhere, [&] { sycl::free(memory, sycl_queue_of(queue)); });
+  with_sycl_errors(kWhere, [&] { sycl::free(memory, sycl_queue_of(queue)); });
 }
 
 /// Tells a driver that moves pages by itself where they belong. A driver that does not know such advice may refuse it.

@@ -17,7 +17,7 @@ int device_count() { return static_cast<int>(devices().size()); }
 
 DeviceFacts facts(int index) {
   const sycl::device& device = device_at(index).device;
-  return guarded(kWhere, [&] {
+  return with_sycl_errors(kWhere, [&] {
     namespace info = sycl::info::device;
     return DeviceFacts{
         .name = device.get_info<info::name>(),
@@ -40,14 +40,14 @@ std::uint64_t free_bytes(int index) {
   if (!device.has(sycl::aspect::ext_intel_free_memory)) {
     return static_cast<std::uint64_t>(HostMemory().available_bytes());
   }
-  return guarded(kWhere, [&] { return device.get_info<sycl::ext::intel::info::device::free_memory>(); });
+  return with_sycl_errors(kWhere, [&] { return device.get_info<sycl::ext::intel::info::device::free_memory>(); });
 }
 
 // ---- memory
 
 void* allocate(int index, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment) {
   const Device& at = device_at(index);
-  return guarded(kWhere, [&]() -> void* {
+  return with_sycl_errors(kWhere, [&]() -> void* {
     switch (kind) {
       case MemoryKind::device: return sycl::aligned_alloc_device(alignment, bytes, at.device, at.context);
       case MemoryKind::shared: return sycl::aligned_alloc_shared(alignment, bytes, at.device, at.context);
@@ -58,7 +58,7 @@ void* allocate(int index, MemoryKind kind, std::uint64_t bytes, std::uint64_t al
 }
 
 void free_memory(int index, void* memory) {
-  guarded(kWhere, [&] { sycl::free(memory, device_at(index).context); });
+  with_sycl_errors(kWhere, [&] { sycl::free(memory, device_at(index).context); });
 }
 
 // ---- queues
@@ -66,7 +66,7 @@ void free_memory(int index, void* memory) {
 Queue create_queue(int index, bool is_urgent) {
   namespace property = sycl::property::queue;
   const Device& at = device_at(index);
-  return guarded(kWhere, [&]() -> Queue {
+  return with_sycl_errors(kWhere, [&]() -> Queue {
     sycl::property_list properties = {property::in_order(), property::enable_profiling()};
     if (is_urgent) {
       properties = {property::in_order(), property::enable_profiling(),
@@ -77,15 +77,15 @@ Queue create_queue(int index, bool is_urgent) {
 }
 
 bool is_idle(Queue queue) {
-  return guarded(kWhere, [&] { return alone([&] { return sycl_queue_of(queue).ext_oneapi_empty(); }); });
+  return with_sycl_errors(kWhere, [&] { return alone([&] { return sycl_queue_of(queue).ext_oneapi_empty(); }); });
 }
 
 void wait(Queue queue) {
-  guarded(kWhere, [&] { sycl_queue_of(queue).wait_and_throw(); });
+  with_sycl_errors(kWhere, [&] { sycl_queue_of(queue).wait_and_throw(); });
 }
 
 void copy(Queue queue, void* to, const void* from, std::uint64_t bytes) {
-  guarded(kWhere, [&] { alone([&] { sycl_queue_of(queue).memcpy(to, from, bytes); }); });
+  with_sycl_errors(kWhere, [&] { alone([&] { sycl_queue_of(queue).memcpy(to, from, bytes); }); });
 }
 
 }  // namespace

@@ -281,7 +281,7 @@ class Accelerator(TensorTypes, Pinning):
     def range_pop(self, domain: str | None = None) -> None:
         """Closes the range that this thread opened last. Raises RuntimeError where none is open."""
         if not _open_ranges.stack:
-            raise RuntimeError("[accelerator.range_pop] no range is open: range_push opened none in this thread")
+            raise RuntimeError("[accelerator.range_pop] no range is open in this thread: call range_push first")
         _open_ranges.stack.pop().__exit__(None, None, None)
 
     # ---- graphs
@@ -295,8 +295,8 @@ class Accelerator(TensorTypes, Pinning):
 
     def replay_graph(self, graph: Any) -> None:
         raise NotImplementedError(
-            f"[accelerator.replay_graph] {self._name} captures no graphs: create_graph() returned None, and the work "
-            "has to be run again by its caller"
+            f"[accelerator.replay_graph] {self._name} does not capture graphs: create_graph() returned None, so the "
+            "caller must run the work again"
         )
 
     def is_current_stream_capturing(self) -> bool:
@@ -340,6 +340,11 @@ class Accelerator(TensorTypes, Pinning):
                 "[accelerator.get_op_builder] the builders are those of the package deepspeed, which does not import: "
                 f"{missing}"
             ) from missing
+        except ValueError as unknown:
+            raise ImportError(
+                f"[accelerator.get_op_builder] the package deepspeed does not import: {unknown}. Name an accelerator "
+                f"that only Octavo has, such as sycl, by OCTAVO_ACCELERATOR"
+            ) from unknown
         return getattr(module, class_name, None) or module.NotImplementedBuilder
 
     def create_op_builder(self, class_name: str) -> Any:
@@ -385,7 +390,9 @@ class Accelerator(TensorTypes, Pinning):
         return self._torch_module(function)
 
     def _absence(self, function: str) -> NotImplementedError:
-        return NotImplementedError(f"[accelerator.{function}] no {self._name} device is here: {self.why_absent()}")
+        return NotImplementedError(
+            f"[accelerator.{function}] there is no {self._name} device here: {self.why_absent()}"
+        )
 
     def _require(self, function: str, device_index: DeviceIndex = None) -> torch.device:
         """Returns the device with its index. Raises NotImplementedError `[accelerator.function]` where no device is

@@ -102,7 +102,9 @@ def _require_present(accelerator: Accelerator, function: str) -> None:
     accelerator.make_present()
     if not accelerator.is_available():
         name, reason = accelerator.device_name(), accelerator.why_absent()
-        raise NotImplementedError(f"[accelerator.{function}] {name} was asked for and no such device is here: {reason}")
+        raise NotImplementedError(
+            f"[accelerator.{function}] {name} was asked for, but there is no such device here: {reason}"
+        )
 
 
 def _detected() -> Accelerator:

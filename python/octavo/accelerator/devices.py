@@ -55,7 +55,7 @@ class CPU_Accelerator(Accelerator):
     def synchronize(self, device_index: DeviceIndex = None) -> None:
         self._require("synchronize", device_index)
 
-    # ---- random numbers: of the CPU's generator alone, while torch.manual_seed seeds those of all devices
+    # ---- random numbers: only of the CPU's generator, while torch.manual_seed seeds those of all devices
 
     def default_generator(self, device_index: DeviceIndex = None) -> Generator:
         self._require("default_generator", device_index)

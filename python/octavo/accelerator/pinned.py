@@ -31,16 +31,17 @@ class Pinning:
     def pin_memory(
         self, tensor: Tensor, align_bytes: int = 1, make_copy: bool = True, match_shape: bool = True
     ) -> Tensor:
-        """Returns a page-locked CPU tensor with the dtype and the contents of ``tensor``, or with zeros where
-        ``make_copy`` is False.
+        """Returns a page-locked CPU tensor with the dtype, the memory order and the contents of ``tensor``, or with
+        zeros where ``make_copy`` is False.
 
         Without ``match_shape`` it is flat. It is a new tensor even where ``tensor`` is pinned and aligned already,
         because the caller may write to it.
         """
         require_tensor(tensor, "pin_memory")
-        shape = tensor.shape if match_shape else (tensor.numel(),)
-        pinned = self.pinned_zeros(shape, tensor.dtype, align_bytes)
-        return pinned.copy_(tensor.detach().reshape(shape)) if make_copy else pinned
+        source = tensor.detach() if match_shape else tensor.detach().reshape(-1)
+        flat = self.pinned_zeros((source.numel(),), source.dtype, align_bytes)
+        pinned = flat.as_strided(source.shape, torch.empty_like(source, device="meta").stride())
+        return pinned.copy_(source) if make_copy else pinned
 
     def pin_empty(self, *size: int | Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
         """Returns a page-locked CPU tensor [*size], whose values the caller will overwrite. ``size``: the sizes, or one

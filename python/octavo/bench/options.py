@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options that every bench has: `--json FILE`, and `--link RATE` where nothing is sent."""
+"""The arguments and options that several benches share, and the file of `--json`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,23 @@ import typer
 
 from octavo.bench.hosts import RATES
 
+Nproc = Annotated[int, typer.Option(min=1, help="Local ranks; torchrun's own number counts instead.")]
+Links = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--link",
+        help=f"{', '.join(RATES)}: ranks on hosts of their own, joined at this rate; may be repeated. Needs root.",
+        show_default="this machine as it is",
+    ),
+]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Parts of names, such as adamw8bit or paged: measure only contenders that have one of them.",
+        show_default="all",
+    ),
+]
+Rounds = Annotated[int, typer.Option(min=1, help="How often each contender is measured, in turns.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
 
 

@@ -62,4 +62,4 @@ def check_words(bench: str, words: Sequence[str], names: Sequence[str], *remarks
     for word in words:
         if not any(is_wanted([word], name) for name in names):
             missing = "".join(f"; {remark}" for remark in remarks)
-            raise ValueError(f"[{bench}] '{word}' is in the name of none of these: {'; '.join(names)}{missing}")
+            raise ValueError(f"[{bench}] none of these names has '{word}' in it: {'; '.join(names)}{missing}")

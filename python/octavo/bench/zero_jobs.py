@@ -63,7 +63,7 @@ def measure_as_rank(contenders: Sequence[str], *, rounds: int, model: str, what:
     if what == MEMORY and len(contenders) == 1:
         return measure_memory(contenders[0], model)
     raise ValueError(
-        "[bench.zero] under torchrun there is one set of processes, and memory is that of a process with one "
+        "[bench.zero] under torchrun there is one set of processes, and memory is measured in a process with one "
         "contender: use --measure time, or --measure memory with one contender"
     )
 

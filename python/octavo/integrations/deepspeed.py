@@ -30,6 +30,11 @@ except ModuleNotFoundError as missing:
     raise ImportError(
         f"[integrations.deepspeed] the package deepspeed does not import (pip install deepspeed): {missing}"
     ) from missing
+except ValueError as unknown:
+    raise ImportError(
+        f"[integrations.deepspeed] the package deepspeed does not import: {unknown}. Name an accelerator that only "
+        f"Octavo has, such as sycl, by OCTAVO_ACCELERATOR"
+    ) from unknown
 
 # Together with what OctavoAccelerator defines, these are all public names of DeepSpeed's class.
 # fmt: off

@@ -45,7 +45,7 @@ def unpackbits(packed: Tensor, input_size: int, rank: int | None = None, *, out:
     _require("unpackbits", "out", out, Tensor)
     if out.numel() != size:
         raise ValueError(f"[ops.unpackbits] expected out with {size} elements, got {out.numel()}")
-    torch.ops.octavo.unpackbits.out(packed, out=out)
+    torch.ops.octavo.unpackbits_out(packed, out=out)
     return out
 
 

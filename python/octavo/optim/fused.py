@@ -15,26 +15,22 @@ from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
 
 from octavo.arguments import is_whole_number
-from octavo.finite import all_finite
 from octavo.optim.base import CheckedOptimizer, eager_step, loss_of, of_itself
 from octavo.optim.checks import TORCHS_OWN, page_folder, require_dense, require_group_options
 from octavo.optim.clipping import GradientClip, require_max_norm
+from octavo.optim.nonfinite import NONFINITE, NonfiniteFlags, NothingChanged, finite_on_all_ranks
 from octavo.optim.overrides import groups_by_name
-from octavo.optim.shards import any_rank, first_element, is_sharded, local, match_placements
+from octavo.optim.rounding_numbers import RoundingNumbers, first_elements
+from octavo.optim.shards import is_sharded, local, match_placements
 from octavo.optim.state_formats import has_codes, is_fitting
 from octavo.optim.states import StateMaker
 from octavo.optim.steps_in_backward import are_registered, require_unawaited, step_in_backward
 from octavo.parameters import plain_name
 
 STEP_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-NONFINITE = ("skip_element", "skip_step", "raise")
 BF16_ROUNDING = ("nearest", "stochastic", "extra_bits")
 FORMAT = ("optim_bits", "min_8bit_size", "is_paged", "min_paged_size")  # the options that say how states are kept
 OWN_OPTIONS = (*FORMAT, "nonfinite", "bf16_rounding", "seed")  # options that optimizers of other libraries do not have
-
-
-class NothingChanged(FloatingPointError):
-    """A gradient is not finite, and ``nonfinite="raise"``: no rank has changed a parameter or a state."""
 
 
 class StepCall(NamedTuple):
@@ -112,8 +108,7 @@ class FusedOptimizer(CheckedOptimizer):
         if unknown:
             raise TypeError(f"[optim.{type(self).__name__}] there is no option {', '.join(sorted(unknown))}")
         self._maker = self._make_maker(None)
-        self._nonfinite: dict[torch.device, Tensor] = {}
-        self._places: dict[int, _Place] = {}  # of each parameter, by its id
+        self._nonfinite, self._rounding_numbers = NonfiniteFlags(), RoundingNumbers()
         options = dict(
             optim_bits=self._bits if optim_bits is None else optim_bits,
             min_8bit_size=min_8bit_size,
@@ -213,10 +208,7 @@ class FusedOptimizer(CheckedOptimizer):
         """Whether a step since the last call has left elements alone because of their gradients, or all of them with
         ``"skip_step"``. Waits for the devices. With shards, as of ``fully_shard``, a rank knows of ``"skip_element"``
         only in its own shards: the answers of the ranks may differ."""
-        seen = any(bool(flag.item()) for flag in self._nonfinite.values())
-        for flag in self._nonfinite.values():
-            flag.zero_()
-        return seen
+        return self._nonfinite.clear()
 
     @of_itself
     def step_in_backward(self) -> list[RemovableHandle]:
@@ -282,24 +274,23 @@ class FusedOptimizer(CheckedOptimizer):
                 tails=self._states_of_some(here, "extra_bits", torch.int8),
                 code_bits=group["optim_bits"] if group["optim_bits"] != 32 else 8,
                 gradient_factor=None if factor is None else factor.to(device),
-                nonfinite=self._flag_on(device),
+                nonfinite=self._nonfinite.on(device),
                 rounding_seed=int(group["seed"]) % 2**63 if is_random else None,
                 numbers=self._numbers(here) if is_random else [],
-                first_elements=_first_elements(here) if is_random else [],
+                first_elements=first_elements(here) if is_random else [],
             )
             calls.append(StepCall(partial(self._make_step, group, here, common), partial(self._check, here, common)))
         return calls
 
     def _check(self, parameters: list[Tensor], tensors: dict[str, Any]) -> None:
         """Raises what ``_call`` would raise for these parameters."""
-        moments = [(self._states(parameters, moment), self._scales(parameters, moment)) for moment in self._moments]
-        (means, mean_scales), (squares, square_scales) = [*moments, ([], [])][:2]  # Lion has only one
         names = ("parameters", "gradients", "tails", "code_bits", "gradient_factor", "nonfinite", "rounding_seed")
+        has_squares = len(self._moments) == 2  # Lion has only one moment
         torch.ops.octavo.require_step(
-            means=means,
-            mean_scales=mean_scales,
-            squares=squares,
-            square_scales=square_scales,
+            means=self._states(parameters, self._moments[0]),
+            mean_scales=self._scales(parameters, self._moments[0]),
+            squares=self._states(parameters, self._moments[1]) if has_squares else [],
+            square_scales=self._scales(parameters, self._moments[1]) if has_squares else [],
             **{name: tensors[name] for name in names},
         )
 
@@ -325,26 +316,7 @@ class FusedOptimizer(CheckedOptimizer):
         return [int(self.state[parameter]["step"]) + 1 for parameter in parameters]
 
     def _numbers(self, parameters: list[Tensor]) -> list[int]:
-        """Returns the numbers from which parameters draw their random bits. No parameter has the same number twice, in
-        whichever order parameters make steps."""
-        if not all(self._is_in_place(parameter) for parameter in parameters):  # none yet, or groups have changed
-            self._places = self._find_places()
-        steps = zip(parameters, self._next_steps(parameters), strict=True)
-        return [step * 2**32 + self._places[id(parameter)].number for parameter, step in steps]
-
-    def _find_places(self) -> dict[int, _Place]:
-        groups = enumerate(self.param_groups)
-        found = [(group, index, p) for group, options in groups for index, p in enumerate(options["params"])]
-        return {id(p): _Place(group, index, number) for number, (group, index, p) in enumerate(found)}
-
-    def _is_in_place(self, parameter: Tensor) -> bool:
-        """Whether the parameter is where it was found last. No reference to it is kept, not even a weak one, because
-        torch does not convert models whose parameters have any."""
-        place = self._places.get(id(parameter))
-        if place is None or place.group >= len(self.param_groups):
-            return False
-        of_group = self.param_groups[place.group]["params"]
-        return place.index < len(of_group) and of_group[place.index] is parameter
+        return self._rounding_numbers.numbers(self.param_groups, parameters, self._next_steps(parameters))
 
     def _all_parameters(self) -> Iterable[Tensor]:
         return (parameter for group in self.param_groups for parameter in group["params"])
@@ -355,7 +327,7 @@ class FusedOptimizer(CheckedOptimizer):
         for policy in ("raise", "skip_step"):
             groups = zip(self.param_groups, moved, strict=True)
             guarded = [p for group, parameters in groups if group["nonfinite"] == policy for p in parameters]
-            if not guarded or self._all_finite(guarded):
+            if not guarded or finite_on_all_ranks(guarded):
                 continue
             if policy == "raise":
                 self._clip = None  # it was of gradients that must be replaced
@@ -368,17 +340,7 @@ class FusedOptimizer(CheckedOptimizer):
         return True
 
     def _tell_nonfinite(self, moved: list[list[Tensor]]) -> None:
-        for device in {parameter.device for parameters in moved for parameter in parameters}:
-            self._flag_on(device).fill_(1)
-
-    def _all_finite(self, parameters: list[Tensor]) -> bool:
-        """Whether the gradients are finite on all ranks that have a shard of them. Waits for the devices."""
-        return not any_rank(not all_finite(local(p.grad) for p in parameters), parameters)
-
-    def _flag_on(self, device: torch.device) -> Tensor:
-        if device not in self._nonfinite:
-            self._nonfinite[device] = torch.zeros((), dtype=torch.int32, device=device)
-        return self._nonfinite[device]
+        self._nonfinite.set_on({parameter.device for parameters in moved for parameter in parameters})
 
     def _states(self, parameters: list[Tensor], name: str) -> list[Tensor]:
         states = (self.state[parameter] for parameter in parameters)
@@ -433,7 +395,8 @@ class FusedOptimizer(CheckedOptimizer):
         there."""
         saved_groups = state["param_groups"]
         if "defaults" in state:  # this is a copy, which has no attributes yet
-            self._maker, self._nonfinite, self._places = self._make_maker(state["_page_dir"]), {}, {}
+            self._maker = self._make_maker(state["_page_dir"])
+            self._nonfinite, self._rounding_numbers = NonfiniteFlags(), RoundingNumbers()
             groups = [state["defaults"] | group for group in saved_groups]
         else:
             groups = [self._loaded(*pair) for pair in zip(saved_groups, self.param_groups, strict=True)]
@@ -475,22 +438,9 @@ def _make_portable(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> Non
                 states[key] = optimizer._maker.portable(group, parameter, states[key])
 
 
-class _Place(NamedTuple):
-    """Where a parameter is: the number of its group, its index there, and its number among all parameters."""
-
-    group: int
-    index: int
-    number: int
-
-
 class _Saved:
     """Hides a saved state in torch's ``load_state_dict``, which would copy its tensors in the dtype and to the device
     of their parameter."""
 
     def __init__(self, state: Any):
         self.state = state
-
-
-def _first_elements(parameters: list[Tensor]) -> list[int]:
-    """Returns the places at which random rounding begins. Only bfloat16 is rounded at random."""
-    return [first_element(parameter) if parameter.dtype == torch.bfloat16 else 0 for parameter in parameters]

@@ -156,10 +156,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         """Ends the handle's step, which is dropped where powers are not finite, on all ranks, since all have the same.
         Returns whether it is to be made."""
         if not has_finite_powers:
-            try:
-                self._handle.drop_gradients()
-            except ValueError:  # it has ended, and what it has left out is kept
-                self._handle.drop_residuals()
+            self._handle.drop_step_or_residuals()
         is_finite = self._handle.end_step()
         if is_finite and not has_finite_powers:
             warnings.warn(

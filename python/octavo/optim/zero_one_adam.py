@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any
@@ -18,6 +18,15 @@ from octavo.optim.base import eager_step, loss_of
 from octavo.optim.checks import require_dense, require_group_options, require_parameter_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
+from octavo.optim.zero_one_steps import (
+    ParameterStep,
+    decay_weights,
+    end_round,
+    learn_variance,
+    move_by_adamw,
+    move_locally,
+    step_size,
+)
 
 _VARIANCE, _SYNC, _LOCAL = ZeroOneKind.variance, ZeroOneKind.sync, ZeroOneKind.local
 _EXCHANGES = {_VARIANCE: "gradients", _SYNC: "planned", _LOCAL: "nothing"}
@@ -92,14 +101,22 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     _own_options = frozenset(_SCHEDULE)  # options of parameter groups by which a saved state is recognized
     _alike = ("betas", *_SCHEDULE)
-    _noted_step = 0  # the last step of the handle that the state has taken note of
-    _dropped_step = 0  # the last step of the handle that was dropped
-    _kind = _VARIANCE  # the kind of the step under way
+
+    # the step under way, as it was when its forward pass began
+    _kind = _VARIANCE
+    _rates: tuple[tuple[float, float], ...] = ()  # learning rate and weight decay, by group
+    _beta = 0.0  # the first beta
+
+    # what is left to do of the last step that the state has taken note of; the next one may have begun by then
     _made: ZeroOneKind | None = None  # what step() is to make of the gradients
     _is_averaged = False  # whether a handle's updates are the averages of a round that has not ended
-    _rates: tuple[tuple[float, float], ...] = ()  # learning rate and weight decay of the step under way, by group
+
+    # A scaler may leave out step() on one rank. The state therefore takes note of a step when it is needed next. The
+    # handle's numbers of steps tell whether it has done so already, and whether the step has been dropped meanwhile.
+    _noted_step = 0  # the last step of the handle that the state has taken note of
+    _dropped_step = 0  # the last step of the handle that was dropped
+
     _is_registered = False  # whether the handle keeps updates
-    _beta = 0.0  # the first beta of the step under way
     _must_restore = False  # whether parameters are to be made from a loaded state
 
     def __init__(
@@ -233,7 +250,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             return
         self._handle.set_exchange(_EXCHANGES[self._kind])
         if self._kind == _SYNC:
-            self._handle.set_step_sizes({p: self._step_size(state, lr) for p, state, lr, _ in self._known()})
+            self._handle.set_step_sizes({one.parameter: self._next_size(one) for one in self._known()})
 
     def _take_rates(self) -> None:
         """Takes the rates from the groups, which a schedule may have changed since the last step."""
@@ -264,34 +281,38 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         is_made_by_others = kind == _LOCAL and self._handle is not None and not is_dropped
         if kind == _VARIANCE or not (finite or is_made_by_others):
             return
-        for parameter, state, lr, weight_decay in self._known():
+        for one in self._known():
+            parameter, state = one.parameter, one.state
             if "anchor" not in state and (kind == _LOCAL or self._handle is None):
                 state["anchor"] = self._zeros_like(parameter, parameter.dtype).copy_(parameter.detach())
-            state["total"] += self._step_size(state, lr)
+            state["total"] += self._next_size(one)
             if parameter.requires_grad:  # one that was frozen is moved by what its momentum has left, and no more
-                state["decay"] *= 1 - lr * weight_decay
+                state["decay"] *= 1 - one.lr * one.weight_decay
             state["step"] += 1
         self._is_averaged = kind == _SYNC and self._handle is not None
 
-    def _known(self) -> Iterable[tuple[Tensor, dict[str, Any], float, float]]:
-        """Yields the parameters that have a preconditioner, with their states, learning rates and weight decays."""
+    def _parameter_steps(self) -> Iterator[ParameterStep]:
+        """Yields all parameters. The state of one that has none is empty, and not kept."""
         for group, (lr, weight_decay) in zip(self.param_groups, self._rates, strict=True):
             for parameter in group["params"]:
-                state = self.state.get(parameter, {})
-                if "preconditioner" in state:
-                    yield parameter, state, lr, weight_decay
+                yield ParameterStep(parameter, self.state.get(parameter, {}), group, lr, weight_decay)
 
-    def _step_size(self, state: dict[str, Any], lr: float) -> float:
-        """Returns the size of the next step, with the correction of the momentum for its start at zero."""
-        return lr / (1 - self._beta ** (state["step"] + 1))
+    def _known(self) -> Iterator[ParameterStep]:
+        return (one for one in self._parameter_steps() if one.is_known)
+
+    def _with_gradients(self) -> list[ParameterStep]:
+        return [one for one in self._parameter_steps() if one.parameter.grad is not None]
+
+    def _next_size(self, one: ParameterStep) -> float:
+        return step_size(one.lr, self._beta, one.state["step"] + 1)
 
     # ---- the steps
 
     def _step_alone(self) -> None:
         """Makes a step of the single rank. Its syncs are local steps, after which step() ends the round."""
         self._begin_step()
-        for parameter, *_ in list(self._known()):
-            self._begin_round_alone(parameter)
+        for one in self._known():
+            self._begin_round_alone(one.parameter)
         gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
         finite = bool(all_finite(gradients))
         with self._counted_once():
@@ -306,7 +327,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         """A context after whose error no step is counted: a step that found no memory can be made again. Variance steps
         count what they have made by themselves."""
         counts = ("step", "total", "decay")
-        states = [] if self._kind == _VARIANCE else [state for _, state, *_ in self._known()]
+        states = [] if self._kind == _VARIANCE else [one.state for one in self._known()]
         before = [{name: state[name] for name in counts} for state in states]
         position = {name: self._position[name] for name in ("steps", "overdue")}
         try:
@@ -319,70 +340,20 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             raise
 
     def _learn_variance(self) -> None:
-        with_gradients = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
-        moved = [
-            [p for p in of_group if "preconditioner" in self.state.get(p, {}) or p.grad.any()]
-            for of_group in with_gradients
-        ]
-        all_moved = [parameter for of_group in moved for parameter in of_group]
-        for parameter in all_moved:
+        learning = [one.parameter for one in self._with_gradients() if one.is_known or one.parameter.grad.any()]
+        for parameter in learning:
             if "preconditioner" not in self.state[parameter]:
                 self._first_state(parameter)
         own = self._own()
-        if any(parameter not in own for parameter in all_moved):
+        if any(parameter not in own for parameter in learning):
             self._register()
             own = self._own()
-        alike: dict[tuple[Any, ...], list[tuple[Tensor, float, float]]] = {}  # by what may differ from group to group
-        for of_group, group, rates in zip(moved, self.param_groups, self._rates, strict=True):
-            options = (*group["betas"], group["eps"], group["variance_floor"])
-            alike.setdefault(options, []).extend((parameter, *rates) for parameter in of_group)
-        for options, with_rates in alike.items():
-            self._learn_variance_of(with_rates, options, own)
-        for of_group, (lr, weight_decay) in zip(with_gradients, self._rates, strict=True):
-            for parameter in of_group:
-                if "preconditioner" not in self.state.get(parameter, {}):
-                    parameter.mul_(1 - lr * weight_decay)  # AdamW's step with a gradient of zeros
-
-    def _learn_variance_of(
-        self,
-        with_rates: list[tuple[Tensor, float, float]],
-        options: tuple[float, ...],
-        own: dict[Tensor, tuple[Tensor, Tensor]],
-    ) -> None:
-        """Makes the step of these parameters, each with its learning rate and weight decay, in one call: where it finds
-        no memory, nothing has changed."""
-        states = [self.state[parameter] for parameter, *_ in with_rates]
-        torch.ops.octavo.zero_one_variance_(
-            [parameter for parameter, *_ in with_rates],
-            [parameter.grad for parameter, *_ in with_rates],
-            [own[parameter][0] for parameter, *_ in with_rates],
-            [state["exp_avg_sq"] for state in states],
-            [state["preconditioner"] for state in states],
-            [state["step"] + 1 for state in states],
-            [state["variance_step"] + 1 for state in states],
-            [lr for _, lr, _ in with_rates],
-            [weight_decay for *_, weight_decay in with_rates],
-            *options,
-        )
-        for state in states:
-            state["step"] += 1
-            state["variance_step"] += 1
-            state.pop("anchor", None)  # all ranks move together: the next round begins elsewhere
+        with_gradients = self._with_gradients()
+        learn_variance([one for one in with_gradients if one.is_known], own)
+        decay_weights([one for one in with_gradients if not one.is_known])
 
     def _move_locally(self) -> None:
-        own = self._own()
-        moved = [(p, state, lr) for p, state, lr, _ in self._known() if p.grad is not None]
-        beta = self._beta
-        torch.ops.octavo.zero_one_local_(
-            [parameter for parameter, *_ in moved],
-            [parameter.grad for parameter, *_ in moved],
-            [state["preconditioner"] for _, state, _ in moved],
-            [state["anchor"] for _, state, _ in moved],
-            [own[parameter][0] for parameter, *_ in moved],
-            [own[parameter][1] for parameter, *_ in moved],
-            beta,
-            [lr / (1 - beta ** state["step"]) for _, state, lr in moved],  # this step has been counted
-        )
+        move_locally([one for one in self._with_gradients() if one.is_known], self._own(), self._beta)
 
     @torch.no_grad()
     def _end_averaged_round(self) -> None:
@@ -391,42 +362,22 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             self._is_averaged = False
 
     def _end_round(self) -> None:
-        """Ends a round after updates were averaged: makes the parameters that all ranks have from now on, and begins
-        the next round. Where it finds no memory, nothing has changed."""
-        own, ending = self._own(), [(parameter, state) for parameter, state, *_ in self._known()]
-        torch.ops.octavo.zero_one_sync_(
-            [parameter for parameter, _ in ending],
-            [state.get("anchor", parameter) for parameter, state in ending],  # no local step: it is its own anchor
-            [own[parameter][0] for parameter, _ in ending],
-            [own[parameter][1] for parameter, _ in ending],
-            [state["decay"] for _, state in ending],
-            [state["total"] for _, state in ending],
-        )
-        for _, state in ending:
-            state.update(total=0.0, decay=1.0)
-            if self.frozen:
-                state.pop("exp_avg_sq", None)
+        known = list(self._known())
+        end_round(known, self._own())
+        if self.frozen:  # no variance step follows
+            for one in known:
+                one.state.pop("exp_avg_sq", None)
 
     def _move_without_preconditioner(self) -> None:
         """Makes a step of plain AdamW for the parameters whose gradients were averaged as they are, because the
         variance was frozen before it had learnt from any of them."""
         if not self.frozen:
             return
-        moved = [
-            (parameter, group, *rates)
-            for group, rates in zip(self.param_groups, self._rates, strict=True)
-            for parameter in group["params"]
-            if parameter.grad is not None and "preconditioner" not in self.state.get(parameter, {})
-        ]
-        for parameter, *_ in moved:  # before any has moved, because there may be no memory
-            if not self.state[parameter]:
-                tensors = {name: self._zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                self.state[parameter].update(step=0, **tensors)
-        for parameter, group, lr, weight_decay in moved:
-            state, options = self.state[parameter], (*group["betas"], group["eps"])
-            moments, step = (state["exp_avg"], state["exp_avg_sq"]), state["step"] + 1
-            torch.ops.octavo.adamw_(parameter, parameter.grad, *moments, step, lr, *options, weight_decay)
-            state["step"] = step
+        for one in self._with_gradients():  # before any has moved, because there may be no memory
+            if not one.state:
+                tensors = {name: self._zeros_like(one.parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self.state[one.parameter].update(step=0, **tensors)
+        move_by_adamw([one for one in self._with_gradients() if not one.is_known])
 
     def _first_state(self, parameter: Tensor) -> None:
         state = self.state[parameter]
@@ -438,7 +389,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         """Returns the momenta, and the updates since the last sync, in the shape and memory order of the
         preconditioner."""
         if self._handle is None:
-            return {p: (state["exp_avg"], state["update"]) for p, state, *_ in self._known()}
+            return {one.parameter: (one.state["exp_avg"], one.state["update"]) for one in self._known()}
         flat = self._handle.own_updates() if self._is_registered else {}
         views = {}
         for parameter, pair in flat.items():
@@ -485,7 +436,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     def _register(self) -> None:
         if self._handle is None:
             return
-        known = {parameter: state["preconditioner"] for parameter, state, *_ in self._known()}
+        known = {one.parameter: one.state["preconditioner"] for one in self._known()}
         if known or self._is_registered:
             self._handle.keep_own_updates(known, self._beta)
         self._is_registered = bool(known)
@@ -495,11 +446,11 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         """Gives the handle the momenta and updates of a single process, which keeps them in its state. The states of
         ranks have none."""
         own = self._own()
-        for parameter, state, *_ in self._known():
-            if "update" in state:
-                momentum, update = own[parameter]
-                momentum.copy_(state.pop("exp_avg"))
-                update.copy_(state.pop("update"))
+        for one in self._known():
+            if "update" in one.state:
+                momentum, update = own[one.parameter]
+                momentum.copy_(one.state.pop("exp_avg"))
+                update.copy_(one.state.pop("update"))
 
     @torch.no_grad()
     def _restore_parameters(self) -> None:
@@ -509,9 +460,9 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             return
         self._must_restore = False
         own = self._own()
-        for parameter, state, *_ in self._known():
-            if "anchor" in state:
-                parameter.copy_(state["anchor"].float() - own[parameter][1])
+        for one in self._known():
+            if "anchor" in one.state:
+                one.parameter.copy_(one.state["anchor"].float() - own[one.parameter][1])
 
     # ---- state
 

@@ -33,7 +33,7 @@ class FiniteBuffers:
         return self._go_through(remembers=True)
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Takes back what ``values`` was. What is of another size than it is now stays as it is."""
+        """Takes back earlier ``values``. A buffer whose size has changed since keeps its present value."""
         for name, saved in values.items():
             own = self.values.get(name)
             if own is None or own.shape == saved.shape:

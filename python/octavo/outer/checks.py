@@ -57,7 +57,7 @@ def require_inner_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     if not isinstance(getattr(optimizer, "state", None), Mapping):
         raise ValueError(
             f"[outer.Outer] a {type(optimizer).__name__} has no `state` by parameter, as torch.optim.Optimizer has: "
-            f"what it remembers with a NaN in it could not be forgotten"
+            f"state that contains a NaN could not be discarded"
         )
 
 

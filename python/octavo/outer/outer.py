@@ -28,7 +28,7 @@ from octavo.outer.checks import (
 )
 from octavo.outer.rates import outer_rates, warning_of_few_rounds
 from octavo.outer.state import SCHEMA, is_finite, require_of_rank, states_by_rank, states_of
-from octavo.parameters import Exempt, exempt_by_name, memory_orders, plain_name, saved_buffers
+from octavo.parameters import Exempt, exempt_by_name, memory_orders, not_trained, plain_name, saved_buffers
 from octavo.plain_model import require_plain_model
 from octavo.rendezvous import (
     Rendezvous,
@@ -63,7 +63,8 @@ class Outer(Optimizer):
     - ``inner_optimizer``: any optimizer that moves parameters from where they are. It must not keep them in its state
       as well (such as float32 copies), because a round moves them, too. Its state stays on its rank. Schedules of the
       learning rate and a ``GradScaler`` take this object as they take any optimizer.
-    - ``plan``: how ranks send how far they have moved, an ``octavo.Plan`` or its text.
+    - ``plan``: how ranks send how far they have moved, an ``octavo.Plan`` or its text. ``+warmup:N`` counts steps, as
+      if each round stood for ``every`` of them; the period of ``+loco`` counts rounds.
     - ``every``: the number of steps from one round to the next.
     - ``lr`` and ``momentum``: the rates of the outer step; by default those of ``outer_rates``, which suit inner
       optimizers that normalize, such as AdamW and Muon. Plain SGD does not: with a rate of 1 and a momentum of 0
@@ -170,6 +171,7 @@ class Outer(Optimizer):
             "options": self._options,
             "seed": self._seed,
             "model": [(name, p.shape, p.stride(), p.dtype, is_exempt) for name, p, is_exempt in table],
+            **not_trained(self._model),
         }
         require_same_on_all_ranks(rendezvous, self._rank, ours, "outer.Outer")
 
@@ -230,28 +232,37 @@ class Outer(Optimizer):
         """Makes a step of the inner optimizer, and a round where one is due. Returns what the inner optimizer's
         ``step`` returns. Under a ``GradScaler``, whose ``step`` takes this object, a step that the scaler leaves out on
         this rank counts, too."""
-        self._require_own("step")
-        self._require_exchanged("step")
-        result = None
-        if self._takes_scaled_gradients():
-            result = self.inner.step() if closure is None else self.inner.step(self._watched(closure))
-        self._count_step()
-        return result
+        try:
+            self._require_own("step")
+            self._require_exchanged("step")
+            result = None if float(getattr(self, "found_inf", 0.0)) else self._step_unscaled(closure)
+            self._count_step()
+            return result
+        except BaseException:
+            # What a GradScaler has set for this step, and takes away only after a step that raises no error.
+            for name in ("grad_scale", "found_inf"):
+                self.__dict__.pop(name, None)
+            raise
 
-    @torch.no_grad()
-    def _takes_scaled_gradients(self) -> bool:
-        """Divides gradients by the scale of a GradScaler, where one has called ``step``. Returns False, and changes
-        nothing, where the scaler has found gradients that are not finite."""
-        if float(getattr(self, "found_inf", 0.0)):
-            return False
+    def _step_unscaled(self, closure: Callable[[], Tensor] | None) -> Any:
+        """Makes a step of the inner optimizer by gradients that are divided by the scale of a GradScaler, where one has
+        called ``step``. Where that raises, they are scaled again, as the GradScaler goes on to believe."""
         scale = getattr(self, "grad_scale", None)
         if scale is not None:
-            inverse = float(scale.double().reciprocal())
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(inverse)
-        return True
+            self._multiply_gradients(float(scale.double().reciprocal()))
+        try:
+            return self.inner.step() if closure is None else self.inner.step(self._watched(closure))
+        except BaseException:
+            if scale is not None:
+                self._multiply_gradients(float(scale))
+            raise
+
+    @torch.no_grad()
+    def _multiply_gradients(self, factor: float) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
 
     def count_step(self) -> None:
         """Counts a step that the caller made with the inner optimizer, or left out; ``step()`` makes a step and counts
@@ -288,7 +299,8 @@ class Outer(Optimizer):
                     )
 
     def synchronize(self) -> None:
-        """Makes a round at once. Afterwards all ranks have the same parameters: the anchor's. Call it on all ranks."""
+        """Makes a round at once. Afterwards all ranks have the same parameters: the anchor's. Call it on all ranks,
+        which may have made other numbers of steps since their last round."""
         self._require_own("synchronize")
         with _failed_rounds_explained("synchronize"):
             skipped = self._outer.synchronize()
@@ -487,7 +499,7 @@ def _failed_rounds_explained(function: str) -> Iterator[None]:
     try:
         yield
     except (TimeoutError, RuntimeError) as error:
-        if not str(error).startswith("[comm"):
+        if not str(error).startswith(("[comm", "[outer.round")):
             raise
         raise type(error)(
             f"[outer.{function}] a round failed: {error}. Ranks must make the same number of steps; start again from "

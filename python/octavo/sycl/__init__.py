@@ -144,8 +144,8 @@ def why_taken() -> str:
     if name in ("privateuseone", "sycl"):
         return ""
     return (
-        f"[sycl.why_taken] torch's PrivateUse1, its one place for a device from outside, is taken by the device "
-        f"'{name}' of another library: use one of the two in a process"
+        f"[sycl.why_taken] the device '{name}' of another library uses torch's PrivateUse1, the only place for a "
+        f"device from outside: use only one of the two in a process"
     )
 
 

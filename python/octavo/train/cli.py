@@ -92,7 +92,7 @@ def train(
     model: Annotated[str, typer.Option(help="tiny, small, 220m or the CONFIG.json of a LLaMA.")] = _DEFAULT.model,
     device: Annotated[
         str,
-        typer.Option(help="cpu, cuda, sycl, or auto: octavo.get_accelerator(), or the CPU where that has no kernels."),
+        typer.Option(help="cpu, cuda, xpu, sycl or auto: octavo.get_accelerator(), or cpu where that has no kernels."),
     ] = _DEFAULT.device,
     precision: Annotated[
         str, typer.Option(help="fp32 or bf16; auto is bf16 where it is known to be faster.")
@@ -198,7 +198,7 @@ def _require_gather(text: str) -> None:
         octavo._C.require_gather(octavo.Plan(text))
     except ValueError as error:
         raise ValueError(
-            f"[train.config] --gather {text}: parameters are gathered by a codec alone, such as int8, bf16 or fp8, "
+            f"[train.config] --gather {text}: parameters are gathered only by a codec such as int8, bf16 or fp8, "
             f"which sends all values in a fixed number of bytes, rounded to the nearest code"
         ) from error
 

@@ -47,7 +47,7 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
         if console:
             console.rule(Text(plan))
         summaries[plan] = _run_leg(config.for_plan(plan), world, console, data, precision)
-        # The precision is chosen once: the runs must differ in the plan alone.
+        # The precision is chosen once: the runs must differ only in the plan.
         precision = precision or summaries[plan].get("precision")
     finished = {plan: summary for plan, summary in summaries.items() if not _has_diverged(summary)}
     _require_comparable(finished)
@@ -83,7 +83,7 @@ def _has_diverged(summary: dict[str, Any]) -> bool:
 
 def _require_comparable(finished: dict[str, dict[str, Any]]) -> None:
     if not finished:
-        raise JobError(f"[train.compare] by every one of these plans {DIVERGED}: try a smaller --lr or --clip-norm 1")
+        raise JobError(f"[train.compare] with each of these plans {DIVERGED}: try a smaller --lr or --clip-norm 1")
     if len({summary["tokens"] for summary in finished.values()}) > 1:
         raise JobError(
             "[train.compare] the plans were trained on different numbers of tokens, because the number of ranks "

@@ -165,7 +165,7 @@ class TrainConfig:
 
     @property
     def runs(self) -> list[TrainConfig]:
-        """The runs of `--compare`, or this one alone."""
+        """The runs of `--compare`, or only this one."""
         return [self.for_plan(plan) for plan in self.compare] or [self]
 
     def to_args(self) -> list[str]:

@@ -85,8 +85,8 @@ def _check_names(config: TrainConfig) -> None:
         refuse("--out is empty; it must name a directory")
     if printable(config.out) != config.out:
         refuse(
-            f"--out {printable(config.out)} is no valid UTF-8, and the packages that write models and tokenizers take "
-            f"such names alone: name another directory"
+            f"--out {printable(config.out)} is not valid UTF-8, and the packages that write models and tokenizers "
+            f"take only names in UTF-8: name another directory"
         )
 
 

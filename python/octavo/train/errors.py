@@ -17,7 +17,7 @@ EXIT_JOB = 1
 EXIT_USAGE = 2
 """The command line is at fault; nothing was started."""
 EXIT_RANK = 70
-"""This rank alone failed; the sentence is its own."""
+"""Only this rank failed; the sentence is its own."""
 EXIT_PEER = 75
 """This rank is well but lost another rank, where the cause is to be found."""
 

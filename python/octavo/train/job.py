@@ -207,8 +207,8 @@ def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
 
 
 def _claim_folder(run: _Run, precision: str) -> None:
-    """Makes `--out` this run's folder, now that nothing can refuse the run any more. An earlier run in it is removed by
-    `--fresh` alone."""
+    """Makes `--out` this run's folder, now that nothing can refuse the run any more. An earlier run in it is removed
+    only by `--fresh`."""
     with errors.writing(what=str(run.out), where="train.job"):
         if run.config.fresh:
             run_folder.remove_run(run.out)

@@ -22,7 +22,7 @@ def are_possible(every: int, delay: int, fragments: int) -> bool:
 
 
 def split_rounds(text: str) -> tuple[Rounds | None, str]:
-    """Returns the rounds and the plan of "outer:20/sign+ef"; None and the plan where the text is a plan alone. Raises
+    """Returns the rounds and the plan of "outer:20/sign+ef"; None and the plan where the text is only a plan. Raises
     ValueError."""
     if not text.startswith("outer:"):
         return None, text

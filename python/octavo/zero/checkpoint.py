@@ -115,7 +115,7 @@ def _require_numpy(where: str) -> None:
     if find_spec("numpy") is None:
         raise ImportError(
             f"[{where}] torch.distributed.checkpoint needs NumPy, which is not installed: pip install numpy, or write "
-            f"the parameters alone by export_safetensors(), which does without"
+            f"only the parameters by export_safetensors(), which does not need it"
         )
 
 
@@ -166,8 +166,8 @@ def _text_of(options: list[dict[str, Any]]) -> str:
                 json.dumps(value, default=number)
             except (TypeError, ValueError, RuntimeError) as error:
                 raise ValueError(
-                    f"[zero.save_checkpoint] the optimizer's option {name} is {value!r}, which is no number, text or "
-                    f"list of them: checkpoints keep those"
+                    f"[zero.save_checkpoint] the optimizer's option {name} is {value!r}: checkpoints keep only "
+                    f"numbers, texts and lists of them"
                 ) from error
     return json.dumps(options, default=number)
 

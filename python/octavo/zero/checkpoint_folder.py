@@ -3,7 +3,7 @@
 
     DIRECTORY/latest -> saved-000002    what torch.distributed.checkpoint has written, and its digests
 
-Of each of these files ``sha256.json`` has the SHA-256, by which bytes are found that have changed since.
+``sha256.json`` has the SHA-256 of each of these files: it shows whether their bytes have changed since.
 
 A checkpoint is written under another name, synced, and renamed. Then the link is replaced, in one step, and the
 checkpoint before is removed. A process that is killed at any moment leaves one of the two, whole.

@@ -8,7 +8,6 @@ import gc
 import warnings
 import weakref
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +77,19 @@ def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimiz
     one of them, needs whole ones or sends gradients by itself."""
     if isinstance(optimizer, JoinedOptimizer):
         raise ValueError(
-            f"[zero.initialize] {type(optimizer).__name__} decides what ranks send, as octavo.compress lets it: under "
-            f"ZeRO the plan does; give an optimizer that takes averaged gradients, such as octavo.optim.AdamW8bit"
+            f"[zero.initialize] {type(optimizer).__name__} decides what ranks send, but under ZeRO the plan decides "
+            f"it: use an optimizer that takes averaged gradients, such as octavo.optim.AdamW8bit"
         )
     if isinstance(optimizer, Outer) or has_base_named(optimizer, SENDING_OPTIMIZERS):
         raise ValueError(
-            f"[zero.initialize] {type(optimizer).__name__} steps an optimizer inside of it, which would keep the "
-            f"parameters that it has, and sends parameters by itself: give the optimizer inside"
+            f"[zero.initialize] {type(optimizer).__name__} wraps an optimizer, which would keep its present "
+            f"parameters, and sends parameters by itself: pass the wrapped optimizer"
         )
     if has_base_named(optimizer, _LOOK_AT_SHAPES):
         raise ValueError(
-            f"[zero.initialize] {type(optimizer).__name__} makes its steps of whole matrices or of all parameters "
-            f"together, and a rank has a flat part of each: give an optimizer that treats elements alike, such as "
-            f"octavo.optim.AdamW8bit"
+            f"[zero.initialize] {type(optimizer).__name__} computes its steps from whole matrices or from all "
+            f"parameters together, but a rank has only a flat part of each parameter: use an optimizer that works "
+            f"element by element, such as octavo.optim.AdamW8bit"
         )
     if not parameters:
         raise ValueError("[zero.initialize] the model has no parameter that requires a gradient")
@@ -101,15 +100,15 @@ def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimiz
         if not parameter.is_contiguous() or parameter.is_complex():
             raise ValueError(
                 f"[zero.initialize] expected {name} real and in row-major order, got {parameter.dtype} with "
-                f"strides {parameter.stride()}: ranks own ranges of its memory. Make it so before, for example by "
+                f"strides {parameter.stride()}: ranks own ranges of its memory. Convert it first, for example by "
                 f"model.to(memory_format=torch.contiguous_format), or by view_as_real for complex numbers"
             )
     of_optimizer = {p for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in parameters.items():
         if parameter not in of_optimizer:
             raise ValueError(
-                f"[zero.initialize] the optimizer has no {name}: give it all of model.parameters(), or let the "
-                f"parameter need no gradient"
+                f"[zero.initialize] the optimizer does not have {name}: give it all of model.parameters(), or call "
+                f"requires_grad_(False) on the parameter"
             )
     if others := [tuple(p.shape) for p in of_optimizer - set(parameters.values()) if p.requires_grad]:
         raise ValueError(
@@ -147,14 +146,18 @@ def require_gatherable(model: nn.Module) -> None:
     parameters = [
         (p.untyped_storage()._cdata, p.data_ptr(), name, p) for name, p in model.named_parameters() if p.nbytes
     ]
-    in_memory = sorted(parameters, key=lambda one: one[:3])
-    for (memory, first, name, parameter), (next_memory, next_first, next_name, next_parameter) in pairwise(in_memory):
-        is_shared = memory == next_memory and next_first < first + parameter.nbytes
-        if is_shared and (parameter.requires_grad or next_parameter.requires_grad):
-            raise ValueError(
-                f"[zero.initialize] {name} and {next_name} share memory, which stage 3 would part: make them one "
-                f"parameter, by assigning the one module's parameter to the other, or use stage 1 or 2"
-            )
+    # by memory and whether parameters are trained: the furthest end of any so far, and whose it is
+    furthest: dict[tuple[int, bool], tuple[int, str]] = {}
+    for memory, first, name, parameter in sorted(parameters, key=lambda one: one[:3]):
+        for is_trained in (True, False) if parameter.requires_grad else (True,):
+            end, other = furthest.get((memory, is_trained), (0, ""))
+            if first < end:
+                raise ValueError(
+                    f"[zero.initialize] {other} and {name} share memory, which stage 3 would separate: make them "
+                    f"one parameter, by assigning the parameter of one module to the other, or use stage 1 or 2"
+                )
+        place = memory, parameter.requires_grad
+        furthest[place] = max(furthest.get(place, (0, "")), (first + parameter.nbytes, name))
 
 
 Memory = tuple[int, torch.dtype]
@@ -176,20 +179,21 @@ def require_same(
     for name, parameter in model.named_parameters():
         if parameter in parts and memory_of(parameter) != memories[parameter]:
             raise RuntimeError(
-                f"[zero.step] {name} has other memory than octavo.initialize was given, as after model.to(dtype): it "
+                f"[zero.step] {name} has other memory than at octavo.initialize, for example after model.to(dtype): it "
                 f"would not be trained. Change the model before octavo.initialize, and load checkpoints by "
                 f"engine.load_checkpoint()"
             )
         if parameter.requires_grad and parameter not in parts:
             raise RuntimeError(
-                f"[zero.step] {name} has come, or needs a gradient, since octavo.initialize: it would not be trained. "
-                f"Build the model with all that is trained, and freeze parts of it by requires_grad_(False) later"
+                f"[zero.step] {name} was added, or now requires a gradient, after octavo.initialize: it would not be "
+                f"trained. Build the model with all that is trained, and freeze parts of it later by "
+                f"requires_grad_(False)"
             )
     ours = {part.values for part in parts.values()}
     if any(values not in ours for group in optimizer.param_groups for values in group["params"]):
         raise RuntimeError(
-            "[zero.step] the optimizer has got parameters after octavo.initialize, whose gradients nobody averages: "
-            "give it all of them before"
+            "[zero.step] parameters were added to the optimizer after octavo.initialize, and their gradients are not "
+            "averaged: give it all parameters before"
         )
 
 

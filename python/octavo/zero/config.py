@@ -75,7 +75,9 @@ class ZeroConfig:
         try:
             as_plan("dense" if self.gather is None else self.gather)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"[zero.initialize] gather is no plan of one codec of a fixed size: {error}") from error
+            raise type(error)(
+                f"[zero.initialize] gather must be a plan of one codec of a fixed size: {error}"
+            ) from error
         is_choice = isinstance(self.symmetric_memory, bool | None)
         self._require(is_choice, "symmetric_memory as True, False or None", self.symmetric_memory)
         self._require(isinstance(self.is_paged, bool), "is_paged as True or False", self.is_paged)
@@ -95,7 +97,7 @@ class ZeroConfig:
         known = {field.name for field in fields(cls)}
         if strangers := config.keys() - known:
             raise ValueError(
-                f"[zero.initialize] there is no {', '.join(sorted(map(str, strangers)))} in the config; known are "
+                f"[zero.initialize] the config has the unknown key {', '.join(sorted(map(str, strangers)))}; known are "
                 f"{', '.join(sorted(known))}"
             )
         if "zero_stage" not in config:

@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 
 from octavo.optim.base import not_compiled
 from octavo.optim.clipping import require_max_norm
-from octavo.optim.fused import NothingChanged
+from octavo.optim.nonfinite import NothingChanged
 from octavo.parameters import exempt_by_name, plain_name
-from octavo.rendezvous import Rendezvous, as_group, broadcast_from_rank_0, require_backend
+from octavo.rendezvous import Rendezvous, as_group, require_backend
 from octavo.zero import compilation, explained, export, optimizer_state, set_up
 from octavo.zero.always_whole import AlwaysWhole
 from octavo.zero.checks import (
@@ -99,16 +99,10 @@ class ZeroEngine:
             warn_of_rounding(self._parameters)
         exempt = exempt_by_name(config.exempt, self._parameters, "zero.initialize")
         rendezvous = Rendezvous(group, "zero.initialize", config.timeout_s)
-        self._engine = set_up.connect(config, group, rendezvous, self._parameters, exempt, optimizer, states)
+        self._engine = set_up.connect(config, group, rendezvous, model, self._parameters, exempt, optimizer, states)
         self._progress = Progress(config.accumulation_steps)
         self._peers = Peers(group, rendezvous, config.timeout_s, self._progress.fail)
-        kept = [value for state in states.values() for value in state.values() if isinstance(value, Tensor)]
-        numbers = [value for value in kept if value.dim() == 0]  # on the CPU, for which the group may have no back end
-        of_parameters = [value for value in kept if value.dim() > 0]
-        broadcast_from_rank_0([*model.parameters(), *model.buffers(), *of_parameters], group)
-        of_first = self._peers.values([number.item() for number in numbers], "zero.initialize")[0]
-        for number, first in zip(numbers, of_first, strict=True):
-            number.fill_(first)
+        set_up.broadcast_start_values(model, states, self._peers)
         # torch takes meshes of equal ranks and names for the same one, with the group of the first
         mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=(group.group_name,))
         remember_engine(self, self._parameters)
@@ -117,7 +111,7 @@ class ZeroEngine:
         set_up.give_parts(optimizer, self.parts)
         if states:
             self.load_optimizer_state([states], self.optimizer_options())
-        del states, kept, of_parameters  # all of each parameter's, on every rank
+        del states  # all of each parameter's, on every rank
         transfer_bytes, kept_bytes = int(config.gather_mib * 2**20), int(config.reuse_mib * 2**20)
         self._gathering: Gathering | AlwaysWhole = AlwaysWhole(self._engine)
         if config.zero_stage == 3:

@@ -17,10 +17,10 @@ def in_forward(error: BaseException, *, is_compiled: bool, is_gathered: bool) ->
         )
     if is_gathered and _met_empty_memory(error):
         return RuntimeError(
-            "[zero.forward] a parameter was read while its module was not at work, and is not whole then, as where a "
-            "model uses the weight of one layer for another by hand: call the module that has it; read it in "
-            "engine.gathered(), which must go on until engine.backward is done where a gradient needs it; or use stage "
-            "1 or 2"
+            "[zero.forward] a parameter was read outside of its module's forward and backward passes, where it is not "
+            "whole, for example because the model uses the weight of one layer directly in another: call the module "
+            "that has it; read it in engine.gathered(), which must stay open until engine.backward is done if a "
+            "gradient needs the parameter; or use stage 1 or 2"
         )
     return None
 
@@ -48,9 +48,9 @@ def in_step(error: BaseException, optimizer: Optimizer) -> RuntimeError | None:
         return None
     if "mixed torch.Tensor and DTensor" in str(error):
         return RuntimeError(
-            f"[zero.step] {type(optimizer).__name__} has states of whole parameters, and this rank steps its parts of "
-            f"them: load the state of a whole model into the optimizer before octavo.initialize, and a checkpoint of "
-            f"an engine by engine.load_checkpoint"
+            f"[zero.step] {type(optimizer).__name__} has states of whole parameters, but this rank steps only parts "
+            f"of them: load the state of a whole model into the optimizer before octavo.initialize, and a checkpoint "
+            f"of an engine by engine.load_checkpoint"
         )
     is_fused = any(group.get("fused") for group in optimizer.param_groups)
     return RuntimeError(

@@ -46,9 +46,9 @@ class Gradients:
         gradient, parameter.grad = parameter.grad, None
         if self._engine.ignores_gradients():
             raise RuntimeError(
-                f"[zero.backward] a backward pass has reached {name}, and it is not one of this parameter's engine: "
-                f"call engine.backward(loss) in place of loss.backward(); where the loss is another engine's, let this "
-                f"model need no gradient meanwhile, by requires_grad_(False)"
+                f"[zero.backward] a backward pass has reached {name}, but the parameter's engine has not started it: "
+                f"call engine.backward(loss) instead of loss.backward(); where the loss is another engine's, call "
+                f"requires_grad_(False) on this model for that pass"
             )
         if gradient is None:
             return

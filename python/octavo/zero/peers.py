@@ -71,7 +71,7 @@ class Peers:
     @contextmanager
     def _failing(self, where: str) -> Iterator[None]:
         if self.are_lost:
-            raise RuntimeError(f"[{where}] a wait for other ranks has failed before: {_REBUILD}")
+            raise RuntimeError(f"[{where}] an earlier wait for other ranks failed: {_REBUILD}")
         try:
             yield
         except (RuntimeError, TimeoutError) as error:

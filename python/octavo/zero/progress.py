@@ -52,16 +52,16 @@ class Progress:
         """Raises RuntimeError where an error has ended the engine."""
         if self._failure is not None:
             raise RuntimeError(
-                f"[zero.{what}] this engine has ended with an error before, half way through what it did; start again "
-                f"from a checkpoint, with a new model, optimizer and engine. It was {self._failure}"
+                f"[zero.{what}] an earlier error stopped this engine in the middle of an operation; start again from a "
+                f"checkpoint, with a new model, optimizer and engine. The error was {self._failure}"
             )
 
     def require_between_steps(self, what: str) -> None:
-        """Raises ValueError where gradients of a step that was not made are there."""
+        """Raises ValueError where there are gradients of a step that was not made yet."""
         self.require_whole_passes(what)
         if self.has_gradients:
             raise ValueError(
-                f"[zero.{what}] backward() has made the gradients of a step that step() has not made: call step() or "
+                f"[zero.{what}] backward() has computed the gradients of a step that was not made yet: call step() or "
                 f"drop_gradients() first"
             )
         if self._micro_batches > 0:

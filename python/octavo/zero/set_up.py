@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``octavo.initialize`` does before the first step: ranks agree on what they train, connect, and get their parts
-of the parameters."""
+"""What ``octavo.initialize`` does before the first step: ranks agree on what they train, connect, take the values of
+rank 0, and get their parts of the parameters."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from torch.optim import Optimizer
 
 from octavo import _C
 from octavo._C import StatePaging
+from octavo.parameters import not_trained
 from octavo.plan import as_plan
-from octavo.rendezvous import Rendezvous, require_same_on_all_ranks
+from octavo.rendezvous import Rendezvous, broadcast_from_rank_0, require_same_on_all_ranks
 from octavo.zero.config import ZeroConfig
 from octavo.zero.gathering import GRAPH
 from octavo.zero.optimizer_state import States, options_of
 from octavo.zero.parts import OwnPart
+from octavo.zero.peers import Peers
 
 
 def connect(
     config: ZeroConfig,
     group: dist.ProcessGroup,
     rendezvous: Rendezvous,
+    model: nn.Module,
     parameters: Mapping[str, nn.Parameter],
     exempt: Mapping[str, bool],
     optimizer: Optimizer,
@@ -45,6 +48,7 @@ def connect(
             **config.shared(),
             "exempt parameters": [name for name, is_exempt in exempt.items() if is_exempt],
             "model": [(name, tuple(p.shape), str(p.dtype)) for name, p in parameters.items()],
+            **not_trained(model),
             "optimizer": f"{type(optimizer).__name__} {[_compared(options) for options in options_of(optimizer)]}",
             "optimizer's state": [(name, key, _kind(v)) for name, state in states.items() for key, v in state.items()],
         },
@@ -79,6 +83,17 @@ def _compared(value: object) -> object:
 def _kind(value: object) -> str:
     """Returns what must be the same on all ranks of a value of which rank 0's counts; of a plain value all of it."""
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+def broadcast_start_values(model: nn.Module, states: States, peers: Peers) -> None:
+    """Replaces the model's parameters and buffers and the optimizer's states by those of rank 0, in place."""
+    tensors = [value for state in states.values() for value in state.values() if isinstance(value, Tensor)]
+    of_parameters = [value for value in tensors if value.dim() > 0]
+    broadcast_from_rank_0([*model.parameters(), *model.buffers(), *of_parameters], peers.group)
+    numbers = [value for value in tensors if value.dim() == 0]  # on the CPU, for which the group may have no back end
+    of_first = peers.values([number.item() for number in numbers], "zero.initialize")[0]
+    for number, first in zip(numbers, of_first, strict=True):
+        number.fill_(first)
 
 
 def share_out(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others than the engine write to parameters."""
+"""Finds what is written to parameters by others than the engine."""
 
 from __future__ import annotations
 

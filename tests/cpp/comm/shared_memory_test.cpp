@@ -337,7 +337,7 @@ TEST(ReachBySharedMemory, NotWhereOneRankCannotOrNoneWants) {
   run_ranks(1, [&](const BackendPtr& backend, int) {
     const Reached reached = reach_by_shared_memory(backend, true, kEnough);
     EXPECT_EQ(reached.backend, backend);
-    EXPECT_EQ(reached.why_not, "there is one rank alone");
+    EXPECT_EQ(reached.why_not, "there is only one rank");
   });
   run_ranks(2, [&](const BackendPtr& backend, int) {
     EXPECT_EQ(reach_by_shared_memory(backend, false, kEnough).backend, backend);

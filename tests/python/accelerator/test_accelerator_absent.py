@@ -104,7 +104,7 @@ def test_what_needs_the_device_says_why_it_is_absent(make, use):
     with pytest.raises(NotImplementedError) as raised:
         use(absent)
     name = absent.device_name()
-    assert str(raised.value).endswith(f"] no {name} device is here: {absent.why_absent()}")
+    assert str(raised.value).endswith(f"] there is no {name} device here: {absent.why_absent()}")
 
 
 @pytest.mark.parametrize("make", [XPU_Accelerator, CPU_Accelerator], ids=lambda make: make.__name__)

@@ -41,6 +41,8 @@ def test_a_template_and_a_flat_copy(accelerator):
     tensor = torch.randn(3, 4).t()
     assert torch.equal(accelerator.pin_memory(tensor), tensor)
     assert torch.equal(accelerator.pin_memory(tensor, match_shape=False), tensor.reshape(-1))
+    for dense in (tensor.t(), torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)):
+        assert accelerator.pin_memory(dense).stride() == dense.stride()
     assert torch.equal(accelerator.pin_memory(tensor, make_copy=False), torch.zeros(4, 3))
     assert accelerator.pin_memory(tensor, make_copy=False, match_shape=False).shape == (12,)
     assert accelerator.pin_memory(torch.ones(0, 3)).shape == (0, 3)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from octavo.bench import advise
 from octavo.bench.advise import Link, Report
-from octavo.bench.cli import advise_app
+from octavo.bench.advise_cli import app
 from octavo.bench.ddp import ALONE, TORCH, Row, Size
 
 DENSE_BYTES = 100_000_000
@@ -68,8 +68,8 @@ def test_a_report_survives_its_file():
 
 COMMAND = """
 import sys
-from octavo.bench.cli import advise_app
-advise_app(sys.argv[1:])
+from octavo.bench.advise_cli import app
+app(sys.argv[1:])
 """
 
 
@@ -101,5 +101,5 @@ def test_a_link_carries_what_it_says_in_both_directions_at_once():
 
 def test_what_cannot_be_measured_is_refused():
     for arguments in (["1bit"], ["--link=2gbit"]):
-        done = CliRunner().invoke(advise_app, arguments)
+        done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 2 and "error: [" in done.output, done.output

@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from octavo.bench import cli, kernels
+from octavo.bench import cli, kernels, output
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -27,7 +27,7 @@ def test_every_figure_says_its_threads_and_unpackbits_is_shown_both_ways(monkeyp
 def test_a_table_in_a_file_breaks_no_number_and_no_name(capsys):
     texts = {"kernel": "encode + decode sign:262144+ef", "limit": "numpy.packbits, one thread"}
     row = {**texts, **{f"figure {i}": 12345.67 for i in range(4)}}
-    cli._show("kernels", [row], {name: name for name in row}, None)
+    output.show("kernels", [row], {name: name for name in row}, None)
     shown = capsys.readouterr().out
     assert all(text in shown for text in texts.values()) and shown.count("12,34") == 4
 

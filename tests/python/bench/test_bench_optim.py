@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`octavo bench optim` and `octavo bench memory`: what they count, what they leave out, and a model that fits a device
-with paged states alone."""
+only with paged states."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ def test_states_of_other_libraries_are_counted_by_what_they_hold():
     [
         (("optim", "--dtype=float64"), "--dtype must be float32 or bfloat16, not 'float64'"),
         (("optim", "--threads=100000"), "--threads must be at most "),
-        (("optim", "--elements=2048", "lion", "nosuch"), "'nosuch' is in the name of none of these: copy; torch AdamW"),
-        (("memory", "nosuch"), "'nosuch' is in the name of none of these: torch AdamW; AdamW; AdamW8bit; "),
+        (("optim", "--elements=2048", "lion", "nosuch"), "none of these names has 'nosuch' in it: copy; torch AdamW"),
+        (("memory", "nosuch"), "none of these names has 'nosuch' in it: torch AdamW; AdamW; AdamW8bit; "),
         (("memory", "--model=huge"), "--model must be tiny, small or 220m, not 'huge'"),
         (("memory", "--device=tpu"), "--device must be sycl or cpu, not 'tpu'"),
         (("memory", "--device=cpu", "--limit=100"), "--limit is for a device with memory of its own"),

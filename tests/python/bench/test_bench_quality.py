@@ -112,7 +112,7 @@ def test_the_corpus_is_two_disjoint_samples_of_a_package(monkeypatch):
 
 
 def fake_outcome(run: runs.Run) -> dict:
-    """Returns an outcome as `octavo train` would leave it, computed from the options alone."""
+    """Returns an outcome as `octavo train` would leave it, computed only from the options."""
     options = run.options
     loss = 3 - 50 * options["lr"] - 0.1 * options["seed"] / 1000
     figures = dict(accuracy=None, compression_ratio=21.0, compression_ratio_after_warmup=30.7, parameters=901_888)

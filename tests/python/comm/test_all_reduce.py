@@ -344,7 +344,7 @@ def test_what_is_no_timeout_no_group_of_this_rank_or_no_tensor_of_values_is_refu
     assert "expected group as a process group, such as new_group() returns, got [0, 1]" in said[2]
     assert "one without memory, of the meta device" in said[3]
     assert "a DTensor: pass its to_local()" in said[4]
-    assert "this process is no rank of the group" in said[5]
+    assert "this process is not in the group" in said[5]
 
 
 def calls_that_differ(rank: int) -> float:

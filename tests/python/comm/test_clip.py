@@ -212,7 +212,7 @@ def clip_shards(rank: int) -> tuple[float, float, list[float]]:
     handle.drop_gradients()
     (model(torch.eye(SIDE)).T * 1.0).sum().backward()
     handle.end_step()
-    assert handle.stats()["nonfinite_steps"] == 1  # on both ranks, though one shard alone may have it
+    assert handle.stats()["nonfinite_steps"] == 1  # on both ranks, though only one shard may have it
     return norms[-1].item(), whole, [norm.item() for norm in norms]
 
 

@@ -20,7 +20,7 @@ def save_and_resume(rank: int, plan: str) -> None:
         step_once(model, optimizer, rank, step)
     resumed, resumed_handle, resumed_optimizer = make("int4+ef")
     resumed.module.load_state_dict(model.module.state_dict())
-    with pytest.warns(UserWarning, match="saved under plan .*; this handle goes on with int4"):
+    with pytest.warns(UserWarning, match="saved under plan .*; this handle keeps int4"):
         resumed_handle.load_state_dict(handle.state_dict())
     assert str(resumed_handle.plan) == "int4+ef", "loading a state changes no plan"
     resumed_handle.set_plan(plan)
@@ -171,7 +171,7 @@ def unfrozen_later(rank: int) -> tuple[list[str], str]:
 def test_a_parameter_that_is_unfrozen_later_is_named_once(two_ranks):
     for told, refused in two_ranks.run(unfrozen_later):
         assert len(told) == 1 and told[0].startswith("[ddp.compress] 0.weight was frozen when the model was wrapped")
-        assert refused == "[handle.Handle] a handle has connections, which no copy can have: save state_dict()"
+        assert refused == "[handle.Handle] a handle has connections, so it cannot be copied: save state_dict()"
 
 
 def load_in_another_memory_format(rank: int) -> str:
@@ -195,7 +195,7 @@ def load_in_another_memory_format(rank: int) -> str:
 
 def test_residuals_of_another_memory_format_are_refused(two_ranks):
     for said in two_ranks.run(load_in_another_memory_format):
-        assert "the elements of conv.weight lie in memory in another order" in said
+        assert "the elements of conv.weight have another order in memory" in said
 
 
 def test_residuals_are_redistributed_over_another_number_of_ranks(two_ranks, three_ranks):

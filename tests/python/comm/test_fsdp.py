@@ -412,7 +412,7 @@ def refuse(rank: int) -> None:
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
     with pytest.raises(ValueError, match=r"mesh=mesh\['shard'\], and pass replicas=mesh.get_group\('replicate'\)"):
         octavo.compress(shard(Odd(), mesh=mesh), "int4")
-    with pytest.raises(ValueError, match="pass replicas with a model of fully_shard alone"):
+    with pytest.raises(ValueError, match="pass replicas only with a model of fully_shard"):
         ddp = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
         octavo.compress(ddp, "int4", replicas=dist.group.WORLD)
     saved = handle.state_dict()

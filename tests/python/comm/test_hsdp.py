@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hybrid sharding: shards inside a host, replicas of them between hosts, and compression between replicas alone."""
+"""Hybrid sharding: shards inside a host, replicas of them between hosts, and compression only between replicas."""
 
 import pytest
 import torch

@@ -78,7 +78,7 @@ def test_unpacking_into_memory_that_autograd_needs_is_seen():
 
 def test_a_result_in_memory_that_is_there_is_traced():
     packed = octavo.packbits(torch.randn(100))
-    torch.library.opcheck(torch.ops.octavo.unpackbits.out, (packed,), dict(out=torch.empty(100)))
+    torch.library.opcheck(torch.ops.octavo.unpackbits_out, (packed,), dict(out=torch.empty(100)))
 
     def signs(out):
         return octavo.unpackbits(packed, 100, out=out)
@@ -125,7 +125,7 @@ def test_errors_say_what_was_expected(call, error, says):
 def test_opcheck(args):
     torch.library.opcheck(torch.ops.octavo.packbits.default, args)
     packed = octavo.packbits(*args)
-    torch.library.opcheck(torch.ops.octavo.unpackbits.default, (packed, 8 * packed.numel()))
+    torch.library.opcheck(torch.ops.octavo.unpackbits, (packed, 8 * packed.numel()))
 
 
 def test_compile_traces_them_with_dynamic_shapes():

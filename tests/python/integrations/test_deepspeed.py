@@ -161,3 +161,23 @@ def test_without_deepspeed_there_is_one_sentence(monkeypatch):
         ImportError, match=r"^\[accelerator\.get_op_builder\] .* package deepspeed, which does not import"
     ):
         CPU_Accelerator().get_op_builder("CPUAdamBuilder")
+
+
+def test_an_accelerator_that_deepspeed_does_not_know_is_named():
+    program = """
+from octavo.accelerator import CPU_Accelerator
+calls = [
+    lambda: CPU_Accelerator().get_op_builder("CPUAdamBuilder"),
+    lambda: __import__("octavo.integrations.deepspeed"),
+]
+for call in calls:
+    try:
+        call()
+    except ImportError as error:
+        print(error)
+"""
+    status, said, errors = run_code(program, timeout_s=100, DS_ACCELERATOR="sycl")
+    assert status == 0, errors
+    of_builder, of_module = said.splitlines()[-2:]
+    assert of_builder.startswith("[accelerator.get_op_builder] ") and "sycl, by OCTAVO_ACCELERATOR" in of_builder
+    assert of_module.startswith("[integrations.deepspeed] ") and "sycl, by OCTAVO_ACCELERATOR" in of_module

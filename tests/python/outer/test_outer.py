@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import pytest
 import torch
@@ -396,6 +397,52 @@ def test_a_step_that_a_scaler_leaves_out_counts():
         assert scaler.get_scale() == 2.0
         assert (outer.stats()["steps"], outer.stats()["rounds"], outer.stats()["skipped_rounds"]) == (1, 1, 0)
         assert all(map(torch.equal, values_of(model), before))
+
+
+@pytest.mark.parametrize("fails", ["before", "inside"])
+def test_a_step_that_fails_under_a_scaler_leaves_no_scale(fails):
+    with solo_world():
+        model = nn.Linear(4, 4)
+        model.later = nn.Parameter(torch.zeros(3), requires_grad=False)
+        outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=1.0), plan="dense", every=5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        scaler.scale(model(torch.ones(1, 4)).sum()).backward()
+        if fails == "before":
+            model.later.requires_grad_(True)
+            model.later.grad = torch.ones(3)
+        else:
+            handle = outer.register_step_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises((ValueError, ZeroDivisionError)):
+            scaler.step(outer)
+        assert torch.equal(model.bias.grad, torch.full((4,), 1024.0))
+        if fails == "before":
+            model.later.requires_grad_(False)
+            model.later.grad = None
+        else:
+            handle.remove()
+        model.bias.grad.fill_(1.0)
+        before = model.bias.detach().clone()
+        outer.step()  # without the scaler
+        assert torch.allclose(before - model.bias, torch.ones(4))
+
+
+def bytes_of_rounds(rank: int, plan: str, rounds: int) -> list[int]:
+    model = nn.Linear(128, 128, bias=False)
+    outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan=plan, every=10)
+    sent = [0]
+    for step in range(10 * rounds):
+        give_gradients(model, rank, step)
+        outer.step()
+        if (step + 1) % 10 == 0:
+            sent.append(outer.stats()["wire_bytes"])
+    return [after - before for before, after in pairwise(sent)]
+
+
+def test_a_warm_up_counts_steps(two_ranks):
+    warm = two_ranks.run(bytes_of_rounds, "topk:0.01+ef+warmup:30", 5)[0]
+    usual = two_ranks.run(bytes_of_rounds, "topk:0.01+ef", 5)[0]
+    assert warm[0] > warm[1] > warm[2] > 1.2 * usual[2]  # a stage every ten steps
+    assert warm[3:] == pytest.approx(usual[3:], rel=0.2)
 
 
 def test_hooks_are_around_the_inner_step():

@@ -109,7 +109,7 @@ def refusal(rank: int, options: dict) -> str:
         (dict(timeout_s=0.0004), "timeout_s must be a number of seconds, of at least 0.001 and at most a year"),
         (dict(timeout_s=1e18), "of at least 0.001 and at most a year, got 1e+18"),
         (dict(timeout_s=None), "of at least 0.001 and at most a year, got None"),
-        (dict(group=dist.GroupMember.NON_GROUP_MEMBER), "this process is no rank of the group"),
+        (dict(group=dist.GroupMember.NON_GROUP_MEMBER), "this process is not in the group"),
         (dict(group=[0, 1]), "expected group as a process group, such as new_group() returns, got [0, 1]"),
         (dict(exempt=3), "expected exempt as patterns of parameters' names or as a function of name and parameter"),
     ],
@@ -129,14 +129,25 @@ def test_feedback_is_refused_where_ranks_keep_their_own(plan):
         assert refusal(0, dict(plan=plan, delay=1)) == ""
 
 
-def refusal_by_rank(rank: int) -> str:
-    return refusal(rank, dict(every=4 + rank))
+def refusal_by_rank(rank: int, differ: str) -> str:
+    if differ == "options":
+        return refusal(rank, dict(every=4 + rank))
+    model = Net()
+    if differ == "frozen parameters":
+        model.frozen = nn.Parameter(torch.ones(3 + rank), requires_grad=False)
+    elif rank == 1:
+        model.register_buffer("more", torch.ones(2))
+    before = [value.clone() for value in model.state_dict().values()]
+    with pytest.raises(ValueError) as caught:
+        octavo.Outer(model, torch.optim.SGD(model.parameters()), timeout_s=30)
+    assert all(map(torch.equal, model.state_dict().values(), before))
+    return str(caught.value)
 
 
-def test_ranks_that_differ_are_told(two_ranks):
-    assert all(
-        "all ranks must have the same options; rank 1 differs" in said for said in two_ranks.run(refusal_by_rank)
-    )
+@pytest.mark.parametrize("differ", ["options", "frozen parameters", "buffers"])
+def test_ranks_that_differ_are_told(two_ranks, differ):
+    said = two_ranks.run(refusal_by_rank, differ)
+    assert all(f"all ranks must have the same {differ}; rank 1 differs" in one for one in said), said
 
 
 def unlike_models_that_were_refused(rank: int) -> list[bool]:
@@ -537,22 +548,3 @@ def test_a_rank_that_could_not_end_a_round_does_not_go_on_from_another_anchor(tw
     said, others = two_ranks.run(refuse_one_round)
     assert len(said) == 2 and all("weight now has the sizes" in text for text in said)
     assert others == []
-
-
-def synchronize_once_more(rank: int) -> str:
-    """Rank 1 calls synchronize() where rank 0 makes a round."""
-    model = Net()
-    outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="int4+ef", every=4, timeout_s=20)
-    with pytest.raises(RuntimeError) as caught:
-        for step in range(4):
-            give_gradients(model, rank, step)
-            outer.step()
-            if (rank, step) == (1, 1):
-                outer.synchronize()
-    return str(caught.value)
-
-
-def test_a_round_and_a_synchronization_are_not_averaged(two_ranks):
-    for said in two_ranks.run(synchronize_once_more):
-        assert "was sent a bucket of another step, plan or model by rank" in said
-        assert "Ranks must make the same number of steps" in said

@@ -89,11 +89,11 @@ def test_version_and_cmake_dir(octavo_cli):
         ("--zero 1 --outer 4", "--zero 1 and rounds of local steps exclude each other"),
         (
             "--zero 1 --gather int9",
-            "--gather int9: parameters are gathered by a codec alone, such as int8, bf16 or fp8",
+            "--gather int9: parameters are gathered only by a codec such as int8, bf16 or fp8",
         ),
-        ("--zero 1 --gather int8+ef", "parameters are gathered by a codec alone, such as int8, bf16 or fp8"),
-        ("--zero 1 --gather topk:0.1", "--gather topk:0.1: parameters are gathered by a codec alone"),
-        (f"--out {os.fsdecode(b'caf' + bytes([0xE9]))}", "--out caf\ufffd is no valid UTF-8"),
+        ("--zero 1 --gather int8+ef", "parameters are gathered only by a codec such as int8, bf16 or fp8"),
+        ("--zero 1 --gather topk:0.1", "--gather topk:0.1: parameters are gathered only by a codec"),
+        (f"--out {os.fsdecode(b'caf' + bytes([0xE9]))}", "--out caf\ufffd is not valid UTF-8"),
         ("--device tpu", "--device must be auto, cpu, cuda, xpu or sycl, not 'tpu'"),
         ("--steps 0", "--steps must be at least 1, not 0"),
         (
@@ -159,7 +159,7 @@ def test_info_refuses_a_variable_that_names_nothing(name):
     ("arguments", "words"),
     [
         ("kernels --device tpu", "the name must be one of cuda, xpu, cpu, sycl, got 'tpu'"),
-        ("kernels --device xpu", "xpu was asked for and no such device is here: "),
+        ("kernels --device xpu", "xpu was asked for, but there is no such device here: "),
         ("ddp --nproc 999", "--nproc must be at most"),
         ("ddp sing", "sing"),
         ("kernels --json no/such/folder/b.json", "--json no/such/folder/b.json cannot be written"),

@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def two_ranks() -> Iterator[RankPool]:
-    """Ranks for these tests alone: where backward ran before `sycl` was registered, it cannot run on `sycl` any
+    """Ranks only for these tests: where backward ran before `sycl` was registered, it cannot run on `sycl` any
     more."""
     pool = RankPool(2)
     yield pool

@@ -43,7 +43,7 @@ except AttributeError as error:
 import octavo.sycl
 print(octavo.sycl is torch.sycl, torch.accelerator.current_accelerator())
 """
-    sentence = "[octavo.sycl] octavo.sycl is there after `import octavo.sycl`, which makes the device sycl"
+    sentence = "[octavo.sycl] octavo.sycl exists only after `import octavo.sycl`, which makes the device sycl"
     assert run(code).splitlines() == [sentence, "True sycl"]
 
 
@@ -179,8 +179,8 @@ except RuntimeError as error:
     print(error)
 """
     sentence = (
-        "[sycl.why_taken] torch's PrivateUse1, its one place for a device from outside, is taken by the device 'other' "
-        "of another library: use one of the two in a process"
+        "[sycl.why_taken] the device 'other' of another library uses torch's PrivateUse1, the only place for a device "
+        "from outside: use only one of the two in a process"
     )
     assert run(code).splitlines() == [f"False {sentence}", sentence]
 

@@ -16,7 +16,7 @@ from sycl_work import keep_busy
 import octavo.sycl
 from octavo import collectives
 
-REFUSED = "the host cannot read this tensor, which lies in memory of sycl:0 alone"
+REFUSED = "the host cannot read this tensor, which lies only in memory of sycl:0"
 
 
 @pytest.fixture(autouse=True)

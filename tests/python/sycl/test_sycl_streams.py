@@ -47,7 +47,7 @@ class Program:
         elif kind == 1:  # two kernels of the device, and one operator of the host
             to.mul_(octavo.unpackbits(octavo.packbits(source), Program.SIZE))
         elif kind == 2:
-            torch.ops.octavo.unpackbits.out(octavo.packbits(source), out=to)
+            torch.ops.octavo.unpackbits_out(octavo.packbits(source), out=to)
         elif kind == 3:  # the host
             to.add_(source).remainder_(97.0).sub_(31.0)
         else:

@@ -97,7 +97,7 @@ def test_fresh_removes_nothing_of_others_through_a_link(world, tmp_path):
     ("change", "words"),
     [
         (dict(plan="powersgd:4"), r"the plan powersgd:4 makes a linear map"),
-        (dict(gather="int8+ef"), r"parameters are gathered by a codec alone"),
+        (dict(gather="int8+ef"), r"parameters are gathered only by a codec"),
     ],
 )
 def test_a_fresh_run_that_is_refused_leaves_the_earlier_one_alone(world, tmp_path, change, words):

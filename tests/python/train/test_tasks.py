@@ -21,7 +21,7 @@ STREAM = [402, 49, 714, 520, 829, 899]
 Named = list[str]
 Solver = Callable[[str, Named, Named, list[int]], object]
 
-# These find the answers from the text alone: (text, words of the list in it, single letters, numbers) -> answer.
+# These find the answers only from the text: (text, words of the list in it, single letters, numbers) -> answer.
 SOLVERS: dict[str, Solver] = {
     "add": lambda text, words, letters, numbers: numbers[0] + numbers[1],
     "multiply": lambda text, words, letters, numbers: numbers[0] * numbers[1],

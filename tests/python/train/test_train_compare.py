@@ -126,5 +126,5 @@ def test_a_plan_by_which_training_diverges_is_compared_without(world, tmp_path, 
     assert json.loads((Path(config.out) / "compare.json").read_text()) == summaries
     assert re.search(r"│ dense +│ adamw +│ +diverged │", screen.getvalue())
     monkeypatch.setattr(DdpStrategy, "has_finite_gradients", lambda _self: False)
-    with pytest.raises(JobError, match=r"by every one of these plans the run has diverged"):
+    with pytest.raises(JobError, match=r"with each of these plans the run has diverged"):
         run_comparison(dataclasses.replace(config, fresh=True), world, None)

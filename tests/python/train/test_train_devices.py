@@ -60,7 +60,7 @@ def test_auto_says_why_it_leaves_the_accelerator_alone(detection):
 def test_a_device_that_is_absent_is_refused_with_the_reason(detection):
     detection.setattr(CUDA_Accelerator, "is_available", lambda self: False)
     detection.setattr(CUDA_Accelerator, "why_absent", lambda self: "nobody bought one")
-    with pytest.raises(NotImplementedError, match=r"cuda was asked for and no such device is here: nobody bought one$"):
+    with pytest.raises(NotImplementedError, match=r"but there is no such device here: nobody bought one$"):
         devices.choose("cuda")
 
 

@@ -177,6 +177,10 @@ def refusal(rank: int, what: str) -> str:
         optimizer = torch.optim.AdamW(model.blocks.parameters())
     elif what == "order":
         model.blocks[0].wide.weight.data = model.blocks[0].wide.weight.data.t().contiguous().t()
+    elif what == "frozen":
+        model.register_parameter("scale", nn.Parameter(torch.ones(3 + rank), requires_grad=False))
+    elif what == "buffers" and rank == 1:
+        model.register_buffer("scale", torch.ones(3))
     elif what == "ranks":
         config["plan"] = ("dense", "int8")[rank]
     elif what == "joined":
@@ -218,17 +222,19 @@ def refusal(rank: int, what: str) -> str:
         ("stage", "ValueError: [zero.initialize] expected zero_stage as 1, 2 or 3, got 4"),
         ("bool", "ValueError: [zero.initialize] expected zero_stage as 1, 2 or 3, got True"),
         ("text", "ValueError: [zero.initialize] expected bucket_mib as a finite number, got 'x'"),
-        ("key", "ValueError: [zero.initialize] there is no offload in the config; known are accumulation_steps"),
+        ("key", "ValueError: [zero.initialize] the config has the unknown key offload; known are accumulation_steps"),
         ("missing", "ValueError: [zero.initialize] the config needs a zero_stage"),
         ("state", "ValueError: [zero.initialize] all ranks must have the same optimizer's state"),
-        ("optimizer", "ValueError: [zero.initialize] the optimizer has no embedding.weight"),
+        ("optimizer", "ValueError: [zero.initialize] the optimizer does not have embedding.weight"),
         ("order", "ValueError: [zero.initialize] expected blocks.0.wide.weight real and in row-major order"),
         ("ranks", "ValueError: [zero.initialize] all ranks must have the same plan"),
+        ("frozen", "ValueError: [zero.initialize] all ranks must have the same frozen parameters; rank 1 differs"),
+        ("buffers", "ValueError: [zero.initialize] all ranks must have the same buffers; rank 1 differs"),
         ("gather", "ValueError: [comm.gather_shards] values are gathered by a codec that sends all of them"),
         ("joined", "ValueError: [zero.initialize] Signum decides what ranks send"),
-        ("shapes", "ValueError: [zero.initialize] Adafactor makes its steps of whole matrices"),
-        ("redundancy", "ValueError: [zero.initialize] ZeroRedundancyOptimizer steps an optimizer inside of it"),
-        ("outer", "ValueError: [zero.initialize] Outer steps an optimizer inside of it"),
+        ("shapes", "ValueError: [zero.initialize] Adafactor computes its steps from whole matrices"),
+        ("redundancy", "ValueError: [zero.initialize] ZeroRedundancyOptimizer wraps an optimizer"),
+        ("outer", "ValueError: [zero.initialize] Outer wraps an optimizer"),
         (
             "rates",
             "ValueError: [zero.initialize] all ranks must have the same optimizer; rank 1 differs from rank 0",
@@ -237,12 +243,12 @@ def refusal(rank: int, what: str) -> str:
         ("seed", "ValueError: [zero.initialize] seed must be an integer from 0"),
         ("half", "ValueError: [zero.initialize] expected accumulation_steps as an integer of at least 1, got 2.5"),
         ("twice", "RuntimeError: [zero.backward] the last micro-batch of this step was already processed"),
-        ("gather=int8+ef", "ValueError: [zero.initialize] parameters are gathered by a codec alone, such as int8"),
-        ("gather=powersgd:4", "ValueError: [zero.initialize] parameters are gathered by a codec alone"),
-        ("gather=auto", "ValueError: [zero.initialize] parameters are gathered by a codec alone"),
-        ("gather=int8;head.*=bf16", "ValueError: [zero.initialize] parameters are gathered by a codec alone"),
+        ("gather=int8+ef", "ValueError: [zero.initialize] parameters are gathered only by a codec, such as int8"),
+        ("gather=powersgd:4", "ValueError: [zero.initialize] parameters are gathered only by a codec"),
+        ("gather=auto", "ValueError: [zero.initialize] parameters are gathered only by a codec"),
+        ("gather=int8;head.*=bf16", "ValueError: [zero.initialize] parameters are gathered only by a codec"),
         ("gather=bf16:lossless", "ValueError: [comm.gather_shards] values are gathered by a codec that sends all"),
-        ("backward", "call engine.backward(loss) in place of loss.backward()"),
+        ("backward", "call engine.backward(loss) instead of loss.backward()"),
     ],
 )
 def test_what_makes_no_sense_is_refused_on_every_rank(two_ranks, what, words):
@@ -366,7 +372,7 @@ def test_gradients_of_a_pass_that_failed_are_not_mixed_with_later_ones(two_ranks
     for own, *later in two_ranks.run(after_a_failed_pass, stage, str(tmp_path)):
         assert own == "ValueError: no gradient here"
         for said, what in zip(later, ("backward", "step", "save_checkpoint"), strict=True):
-            assert said.startswith(f"RuntimeError: [zero.{what}] this engine has ended with an error before")
+            assert said.startswith(f"RuntimeError: [zero.{what}] an earlier error stopped this engine")
             assert said.endswith(own)
 
 

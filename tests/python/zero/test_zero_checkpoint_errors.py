@@ -139,7 +139,7 @@ def test_the_gradients_of_a_step_are_used_or_dropped_before_a_checkpoint(two_ran
     """After a load they would be those of other parameters."""
     for *refusals, after in two_ranks.run(between_backward_and_step, str(tmp_path / "saved")):
         for said, name in zip(refusals, ("save_checkpoint", "load_checkpoint", "export_safetensors"), strict=True):
-            assert said.startswith(f"ValueError: [zero.{name}] backward() has made the gradients of a step")
+            assert said.startswith(f"ValueError: [zero.{name}] backward() has computed the gradients of a step")
         assert after == ""
 
 
@@ -200,7 +200,7 @@ def test_a_checkpoint_that_breaks_off_ends_the_engine(two_ranks, tmp_path):
     for of_load, said in two_ranks.run(load_what_does_not_fit, str(tmp_path / "one"), "cut"):
         assert f" cannot read the checkpoint in {tmp_path / 'one'}: " in of_load
         assert of_load.startswith("RuntimeError: [zero.load_checkpoint] rank ")
-        assert said.startswith("RuntimeError: [zero.backward] this engine has ended with an error before")
+        assert said.startswith("RuntimeError: [zero.backward] an earlier error stopped this engine")
 
 
 class Failing(torch.optim.SGD):
@@ -246,7 +246,7 @@ def test_half_a_step_or_load_is_never_saved(two_ranks, tmp_path, what):
         assert all("rank 1 cannot read the checkpoint" in said[0] and "no memory" in said[0] for said in (of_0, of_1))
     else:
         assert of_1[0] == "no memory for the step"
-    assert all("this engine has ended with an error before" in said[1] for said in (of_0, of_1))
+    assert all("an earlier error stopped this engine" in said[1] for said in (of_0, of_1))
     assert (folder / "latest").resolve().name == "saved-000001"
 
 
@@ -265,7 +265,7 @@ def load_without_the_last_gather(rank: int, folder: str) -> list[str]:
 def test_a_load_whose_parameters_do_not_reach_all_ranks_ends_the_engine(two_ranks, tmp_path):
     for of_load, of_save in two_ranks.run(load_without_the_last_gather, str(tmp_path / "one")):
         assert of_load == "TimeoutError: no answer"
-        assert "[zero.save_checkpoint] this engine has ended with an error before" in of_save
+        assert "[zero.save_checkpoint] an earlier error stopped this engine" in of_save
 
 
 class Scaling(torch.optim.SGD):

@@ -231,6 +231,16 @@ def share_memory() -> nn.Module:
     return model
 
 
+def share_frozen_memory() -> nn.Module:
+    """The parameter that is trained lies in the memory of a frozen one, behind the begin of another frozen one."""
+    memory = torch.zeros(100)
+    model = nn.Module()
+    model.whole = nn.Parameter(memory, requires_grad=False)
+    model.small = nn.Parameter(memory[10:20], requires_grad=False)
+    model.trained = nn.Parameter(memory[30:40])
+    return model
+
+
 def refused(rank: int, make: Callable[[], nn.Module]) -> str:
     return error_of(lambda: engine_of(make))
 
@@ -239,7 +249,8 @@ def refused(rank: int, make: Callable[[], nn.Module]) -> str:
     ("make", "text"),
     [
         (limit_a_norm, "0 changes its weight in forward passes (max_norm)"),
-        (share_memory, "0.weight and 1.weight share memory, which stage 3 would part"),
+        (share_memory, "0.weight and 1.weight share memory, which stage 3 would separate"),
+        (share_frozen_memory, "whole and trained share memory, which stage 3 would separate"),
     ],
 )
 def test_models_that_stage_3_would_change_are_refused(one_rank, make, text):
@@ -299,7 +310,7 @@ def test_names_of_the_optimizers_parameters_are_those_of_the_trained_ones(two_ra
     [
         ({"gather_mib": float("inf")}, "expected gather_mib as a finite number, got inf"),
         ({"is_paged": "no"}, "expected is_paged as True or False, got 'no'"),
-        ({1: 2}, "there is no 1 in the config"),
+        ({1: 2}, "the config has the unknown key 1"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(config, text):

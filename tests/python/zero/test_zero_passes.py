@@ -262,12 +262,12 @@ def refused(rank: int, compile: Any, schedule: Any = None) -> str:
     [
         ("tensorrt", None, "expected compile's backend to be one of ('inductor', 'aot_eager'), got 'tensorrt'"),
         (None, None, "expected compile to be True, False, a backend's name or a dict, got None"),
-        ({"bakend": "inductor"}, None, "compile has no bakend"),
+        ({"bakend": "inductor"}, None, "compile has the unknown key bakend"),
         ({"memory_mib": 0}, None, "expected a memory_mib above 0"),
         ({"memory_mib": "much"}, None, "expected a memory_mib above 0, got 'much'"),
         ({"memory_mib": float("nan")}, None, "expected a memory_mib above 0, got nan"),
         ({"dynamic": "yes"}, None, "expected dynamic to be True, False or None, got 'yes'"),
-        ({1: 2}, None, "compile has no 1; known are"),
+        ({1: 2}, None, "compile has the unknown key 1; known are"),
         (False, [(0, ["gather"])], 'give "compile": True'),
         (True, [(1, ["gather"])], "whose steps begin with 0"),
         (True, [(0, ["gather", "fly"])], "there is no pass 'fly'"),
@@ -303,7 +303,7 @@ def refused_schedule(rank: int) -> tuple[str, int, float]:
     engine = octavo.initialize(model, optimizer, {"zero_stage": 3, "compile": "aot_eager"})
     engine.backward(engine(torch.ones(1, 8)).sum())
     engine.step()
-    with pytest.raises(ValueError, match="graphs are compiled already"):
+    with pytest.raises(ValueError, match="graphs are already compiled"):
         engine.set_compile_schedule([(0, ["gather", "reduce"])])
     return str(caught.value), elements, engine(torch.ones(1, 8)).sum().item()
 
@@ -394,7 +394,7 @@ def without_a_wait(rank: int, backend: str) -> list[str]:
 def test_a_pass_that_loses_a_wait_is_found_before_the_graph_runs(two_ranks, backend):
     for said in two_ranks.run(without_a_wait, backend, timeout_s=200):
         for words in said:
-            assert "[zero.passes] the pass drop_waits has left parameters [0, 1] of graph" in words
+            assert "[zero.passes] after the pass drop_waits, the waits for parameters [0, 1] of graph" in words
             assert "keep one call of dc.wait_params" in words
 
 
@@ -469,4 +469,4 @@ def without_reductions(rank: int, backend: str) -> str:
 def test_a_pass_that_loses_gradients_is_refused(two_ranks, backend):
     for said in two_ranks.run(without_reductions, backend, timeout_s=200):
         assert "[zero.passes] the pass drop has changed which gradients a graph reduces" in said
-        assert "was there 1 times and is there 0 times" in said
+        assert "1 times before the pass, and has it 0 times after it" in said

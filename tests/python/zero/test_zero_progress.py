@@ -32,7 +32,7 @@ def test_a_step_or_a_drop_begins_the_next_step():
 def test_checkpoints_are_made_between_steps():
     with pytest.raises(ValueError, match=r"\[zero.load\] 1 of 2 micro-batches of a step have been added up"):
         after(1).require_between_steps("load")
-    with pytest.raises(ValueError, match=r"\[zero.load\] backward\(\) has made the gradients of a step"):
+    with pytest.raises(ValueError, match=r"\[zero.load\] backward\(\) has computed the gradients of a step"):
         after(2).require_between_steps("load")
 
 
@@ -40,7 +40,7 @@ def test_nothing_follows_an_error():
     progress = after(0)
     progress.fail(OSError("no room"))
     for require in (progress.require_whole_passes, progress.require_between_steps):
-        with pytest.raises(RuntimeError, match=r"\[zero.step\] this engine has ended .* It was OSError: no room"):
+        with pytest.raises(RuntimeError, match=r"\[zero.step\] an earlier error stopped .* was OSError: no room"):
             require("step")
-    with pytest.raises(RuntimeError, match=r"\[zero.backward\] this engine has ended"):
+    with pytest.raises(RuntimeError, match=r"\[zero.backward\] an earlier error stopped this engine"):
         progress.require_next_micro_batch()

@@ -207,4 +207,4 @@ def test_no_wait_is_longer_than_the_timeout_of_the_engine(two_ranks, what):
     assert early[1].startswith("TimeoutError: [zero.") and "] rank 0: a peer did not answer within 2000 ms" in early[1]
     assert "] rank 1: an exchange with a peer failed" in late[1]
     for _, said in (early, late):
-        assert "then RuntimeError: [zero.step] this engine has ended with an error before" in said
+        assert "then RuntimeError: [zero.step] an earlier error stopped this engine" in said

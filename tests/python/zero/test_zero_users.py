@@ -93,11 +93,11 @@ def after_a_change(rank: int, how: str) -> list[str]:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("dtype", "[zero.step] 0.weight has other memory than octavo.initialize was given"),
-        ("assigned", "[zero.step] 0.weight has come, or needs a gradient, since octavo.initialize"),
-        ("replaced", "[zero.step] 2.weight has come, or needs a gradient, since octavo.initialize"),
-        ("needs a gradient", "[zero.step] 0.weight has come, or needs a gradient, since octavo.initialize"),
-        ("group", "[zero.step] the optimizer has got parameters after octavo.initialize"),
+        ("dtype", "[zero.step] 0.weight has other memory than at octavo.initialize"),
+        ("assigned", "[zero.step] 0.weight was added, or now requires a gradient, after octavo.initialize"),
+        ("replaced", "[zero.step] 2.weight was added, or now requires a gradient, after octavo.initialize"),
+        ("needs a gradient", "[zero.step] 0.weight was added, or now requires a gradient, after octavo.initialize"),
+        ("group", "[zero.step] parameters were added to the optimizer after octavo.initialize"),
     ],
 )
 def test_what_would_not_be_trained_is_refused_by_name(two_ranks, how, words):
@@ -542,4 +542,4 @@ def read_by_hand(rank: int) -> str:
 
 def test_a_view_of_what_is_not_whole_is_refused_in_a_sentence(two_ranks):
     for said in two_ranks.run(read_by_hand):
-        assert "[zero.forward] a parameter was read while its module was not at work" in said
+        assert "[zero.forward] a parameter was read outside of its module's forward and backward passes" in said

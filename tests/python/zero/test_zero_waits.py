@@ -46,7 +46,7 @@ def test_a_rank_that_stays_away_is_named_in_time(two_ranks, tmp_path, what):
     )
     for _, said, after in (early, late):
         assert said.startswith("TimeoutError: [zero.")
-        assert "[zero.save_checkpoint] this engine has ended with an error before" in after
+        assert "[zero.save_checkpoint] an earlier error stopped this engine" in after
 
 
 def lower_slowly(rank: int) -> tuple[float, str]:
@@ -75,7 +75,7 @@ def test_a_rank_that_compiles_for_too_long_is_named_in_time(two_ranks):
     assert early[0] < LATE_S and late[0] < 2 * LATE_S + TIMEOUT_S  # it has two graphs to compile
     for _, said in (early, late):
         assert said.startswith("TimeoutError: [zero.compiled] rank 1 did not come within 2 s: ")
-        assert "then RuntimeError: [zero.step] this engine has ended with an error before" in said
+        assert "then RuntimeError: [zero.step] an earlier error stopped this engine" in said
 
 
 def export_where_a_gather_is_late(rank: int, path: str) -> tuple[float, str]:
@@ -100,4 +100,4 @@ def test_a_late_gather_of_an_export_ends_in_time(two_ranks, tmp_path):
     assert early[1].startswith("TimeoutError: [zero.whole] rank 0: a peer did not answer within 2000 ms")
     assert late[1].startswith(("RuntimeError: [zero.", "TimeoutError: [zero.")), late[1]
     for _, said in (early, late):
-        assert "then RuntimeError: [zero.backward] this engine has ended with an error before" in said
+        assert "then RuntimeError: [zero.backward] an earlier error stopped this engine" in said

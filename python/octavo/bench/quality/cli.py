@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from octavo.bench.options import JsonFile, Unlinked, check_place, write_figures
+from octavo.bench.output import errors_in_a_sentence
 from octavo.bench.quality import bench
 from octavo.bench.quality.protocol import Bench
 from octavo.bench.quality.report import write_reports
 from octavo.bench.quality.results import Forecast, forecast
-from octavo.bench.quality.runs import TrainingFailed
 from octavo.bench.quality.settings import CONTENDERS, SETTINGS, Setting
 from octavo.durable_files import write_json
 
@@ -50,7 +51,7 @@ def quality(
 ) -> None:
     """Measure the loss that each contender reaches, all tuned alike. Takes hours, and can be interrupted and resumed at
     any time."""
-    try:
+    with _interruptible(), errors_in_a_sentence():
         check_place(json_file)
         if dry_run and json_file is not None:
             raise ValueError("[bench.quality] --dry-run has no figures for --json: leave one of them out")
@@ -73,9 +74,13 @@ def quality(
         say = Console(highlight=False, markup=False, soft_wrap=True).print
         bench.run(settings, work.absolute(), alpaca=alpaca, contenders=names, seeds=chosen_seeds, say=say)
         _copy(bench.write_results(settings, work.absolute()), json_file)
-    except (ValueError, OSError, TrainingFailed) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ends the command after ^C with exit code 130, and says that the same command continues the work."""
+    try:
+        yield
     except KeyboardInterrupt:
         typer.echo("stopped: the same command goes on from here", err=True)
         raise typer.Exit(130) from None

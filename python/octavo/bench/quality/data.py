@@ -62,7 +62,7 @@ def split_alpaca(path: Path | None) -> Parts:
     if path is None:
         raise ValueError(
             "[bench.quality] the setting alpaca needs --alpaca FILE, LLaMA-Factory's alpaca_en_demo.json; "
-            "all other settings (--only) do without"
+            "the other settings (--only) do not need it"
         )
     records = _read_alpaca(path)
     questions = list(dict.fromkeys(map(_question, records)))

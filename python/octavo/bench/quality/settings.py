@@ -76,7 +76,7 @@ class Setting:
     """One data set with its model and its length. `batch_size` is in rows per rank, `seq_len` in tokens per row.
 
     `also_ranks`: other numbers of ranks, each with the seeds `also_seeds` and as many rows per step as `ranks` have.
-    `step_s`: seconds per step on two quiet cores, for the forecast alone. `precision`: the option of `octavo train`;
+    `step_s`: seconds per step on two quiet cores, only for the forecast. `precision`: the option of `octavo train`;
     None: it chooses. `trial_share`: a trial is a training of this share of the steps, with its learning rate schedule
     shortened alike.
     """

@@ -36,7 +36,7 @@ class Found:
 def newest_checkpoint(
     world: World, disk: Disk, folder: Path, fingerprint: str, warn: Callable[[str], None]
 ) -> Found | None:
-    """Returns the newest step with every file there and as its manifest says; None where none was ever completed.
+    """Returns the newest step whose files are all there and match its manifest; None where no step was ever completed.
 
     A corrupt step is skipped with one line to `warn`. Raises JobError where there are checkpoints but none that is
     whole: starting over would then throw away work that can perhaps be rescued.

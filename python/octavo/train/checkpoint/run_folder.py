@@ -51,7 +51,7 @@ _STEPS = "steps"
 
 def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> dict[str, Any]:
     """Returns the options of a run by name. Data and a model's CONFIG.json count by content, not by path or name. An
-    option of ZeRO alone counts only between two runs with ZeRO. `key_of` and `claim` apply both rules.
+    option that only ZeRO has counts only between two runs with ZeRO. `key_of` and `claim` apply both rules.
 
     The number of ranks is not among the options: a run may resume with another one. Step number and learning rates then
     continue; the rows of a step are those that the new number of ranks takes at that step (`Batches.batch`), so that

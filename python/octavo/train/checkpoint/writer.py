@@ -181,7 +181,7 @@ def _make_empty(folder: Path) -> None:
 def _publish(aside: Path, final: Path) -> None:
     mode = (aside / manifest.NAME).stat().st_mode
     for path in aside.iterdir():
-        path.chmod(mode)  # files of safetensors may be read by their owner alone
+        path.chmod(mode)  # files of safetensors may be read only by their owner
     # `final` exists only where it did not verify on every disk: a good step is not written again.
     if os.path.lexists(final):
         stale = aside.with_name(f"{_ASIDE}stale-{final.name}")

@@ -35,7 +35,7 @@ Draw = Callable[[Rng], tuple[Blanks, str]]
 class Task:
     """One kind of task: the ways to word it, and how its blanks and its answer are drawn.
 
-    `templates` are "instruction | input", or the instruction alone, with the blanks in braces; `draw` gives
+    `templates` are "instruction | input", or only the instruction, with the blanks in braces; `draw` gives
     the blanks and the answer; a task comes `share` times as often as one with share 1.
     """
 

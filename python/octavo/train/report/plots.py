@@ -65,7 +65,7 @@ def _smooth(values: list[float]) -> list[float]:
 
 
 def _figure(panels: int) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure  # takes most of a second, and rank 0 alone draws
+    from matplotlib.figure import Figure  # takes most of a second, and only rank 0 draws
 
     figure = Figure(figsize=(7 * panels, 4.5))
     axes = figure.subplots(1, panels, squeeze=False, sharey=True)

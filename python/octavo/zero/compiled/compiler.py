@@ -69,7 +69,8 @@ def _first_schedule(config: CompileConfig, setting: Setting) -> Schedule:
 
 
 class ZeroCompiler:
-    """Makes graphs that gather and reduce of what Dynamo has found of a model. Each engine has one. Not thread-safe."""
+    """Turns the graphs that Dynamo finds in a model into graphs that gather and reduce. Each engine has one. Not
+    thread-safe."""
 
     def __init__(
         self,
@@ -107,8 +108,8 @@ class ZeroCompiler:
     def set_schedule(self, schedule: Schedule) -> None:
         if self._graphs:
             raise ValueError(
-                "[zero.set_compile_schedule] graphs are compiled already, by the schedule before: call it before the "
-                "first forward pass"
+                "[zero.set_compile_schedule] graphs are already compiled with the earlier schedule: call this before "
+                "the first forward pass"
             )
         require_sound(schedule, self._passes, self._setting)
         self._schedule, self._names = schedule, schedule[0][1]
@@ -332,8 +333,8 @@ def _require_waits(name: str, graph: ZeroGraph) -> None:
     if launched != awaited:
         others = sorted(set((launched - awaited) + (awaited - launched)))
         raise ValueError(
-            f"[zero.passes] the pass {name} has left parameters {others} of graph {graph.graph_id} with other waits "
-            f"than gathers: keep one call of dc.wait_params for each of dc.allgather_params_fused, with its ids"
+            f"[zero.passes] after the pass {name}, the waits for parameters {others} of graph {graph.graph_id} do not "
+            f"match their gathers: keep one call of dc.wait_params for each of dc.allgather_params_fused, with its ids"
         )
 
 
@@ -344,9 +345,9 @@ def _require_reductions(name: str, before: Counter[str], graph: ZeroGraph) -> No
     if now != before:
         what = next(iter((before - now) or (now - before)))
         raise ValueError(
-            f"[zero.passes] the pass {name} has changed which gradients a graph reduces: {what} was there "
-            f"{before[what]} times and is there {now[what]} times; a pass may move calls of dc.reduce_grads and "
-            f"dc.finish_backward, and put several in the place of one, of the same parameters"
+            f"[zero.passes] the pass {name} has changed which gradients a graph reduces: it had {what} "
+            f"{before[what]} times before the pass, and has it {now[what]} times after it; a pass may move calls of "
+            f"dc.reduce_grads and dc.finish_backward, and replace one call by several of the same parameters"
         )
 
 

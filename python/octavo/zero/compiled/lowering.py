@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes of a graph what runs, again for each step of the schedule, without Dynamo and without tracing."""
+"""Turns a graph into what runs, anew for each step of the schedule, without Dynamo and without tracing."""
 
 from __future__ import annotations
 

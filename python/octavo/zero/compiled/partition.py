@@ -33,13 +33,13 @@ def partition(
 ) -> tuple[GraphModule, GraphModule]:
     """Returns the forward and the backward graph.
 
-    Where parameters are gathered, nothing that is made of them alone by torch's own operators is saved for the backward
-    pass, which gathers them again, unless it is random. What the backward pass does with gradients is in one call at
-    its end.
+    Where parameters are gathered, what torch's own operators compute only from them is not saved for the backward pass,
+    which gathers them and computes it again, unless it is random. What the backward pass does with gradients is in one
+    call at its end.
 
     - ``ids``: the ids of the parameters, by index of the input.
     - ``returned``: the ids of those parameters whose gradients the graph returns, for hooks, and does not reduce.
-    - ``are_gathered``: parameters are whole while they are used alone, as in stage 3.
+    - ``are_gathered``: parameters are whole only while they are used, as in stage 3.
     """
     mark_parameters(joint, ids)
     _keep_what_is_overwritten(joint)
@@ -67,7 +67,7 @@ def _index(description: object) -> int | None:
 
 
 def _recompute_what_parameters_make(joint: GraphModule, are_gathered: bool) -> None:
-    """Marks what is made of parameters alone to be computed again: views and casts, and, where parameters are gathered,
+    """Marks what is made only of parameters to be computed again: views and casts, and, where parameters are gathered,
     for example what a concatenation or an einsum makes of weights before it multiplies. If it were saved, it would keep
     as much memory as whole parameters from the forward pass to the backward pass."""
     of_parameters = {node for node in joint.graph.find_nodes(op="placeholder") if PARAMETER in node.meta}

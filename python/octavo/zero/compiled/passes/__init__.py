@@ -133,7 +133,7 @@ def default_schedule(stage: int) -> Schedule:
 
 
 def require_sound(schedule: Schedule, passes: Mapping[str, Pass], setting: Setting) -> None:
-    """Raises ValueError where a schedule is none, or breaks a contract, before anything runs."""
+    """Raises ValueError for a schedule that has the wrong form or breaks a contract, before anything runs."""
     _require_form(schedule)
     steps = [step for step, _ in schedule]
     if not steps or steps[0] != 0 or sorted(set(steps)) != steps:

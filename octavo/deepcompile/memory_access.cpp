@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/deepcompile/released.h"
+#include "octavo/deepcompile/memory_access.h"
 
 #include <c10/core/StorageImpl.h>
 

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compressor: how a bucket of gradients becomes averages.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "octavo/comm/compressor.h"
+#include "octavo/device/dispatch.h"
+#include "octavo/device/finite.h"
+#include "octavo/device/host_alias.h"
+#include "octavo/kernels/error.h"
+#include "octavo/rules/gradient_power.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr const char* kOfBucket = "comm.compressor";
+
+}  // namespace
+
+std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vector<Slot> slots,
+                                                   std::optional<double> divisor, Clock::time_point ready) {
+  const std::lock_guard lock(mutex_);
+  require_fits(bucket, slots);
+  require_first_use(slots);
+  if (divisor && !(std::isfinite(*divisor) && *divisor > 0)) {
+    fail(ErrorCode::invalid_argument, kOfBucket, "expected a finite divisor above 0, got ", *divisor);
+  }
+  for (const Slot& slot : slots) parameters_[slot.parameter].last_used = steps_;
+  ++jobs_under_way_;
+  clips_.count_bucket();
+  if (step_exchange_ == Exchange::planned) first_ready_ = std::min(first_ready_, ready);
+  dense_bytes_ += ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
+  auto job = job_of(std::move(bucket), std::move(slots), divisor);
+  if (step_exchange_ == Exchange::nothing) {
+    keep_gradients(*job);
+    return job;
+  }
+  const AutoPlan::Turn turn = job->is_planned ? choose_plan(*job) : AutoPlan::Turn{0, false};
+  job->is_encoded = !job->bucket.is_sparse() &&
+                    (host_ || collective_ == Collective::reduce_to_owners ||
+                     (job->is_planned && (momenta_.any() || job->sends_residuals || has_encoded(job->slots))));
+  if (!job->bucket.is_sparse()) job->values = takes_as_it_is(*job) ? job->bucket : job->bucket.to(at::kFloat);
+  if (job->is_planned) {
+    for (const Slot& slot : job->slots) state_.prefetch(slot.parameter);
+    momenta_.replace_gradients(job->values, job->slots, job->gradient_scale);
+  }
+  expect_any_plan(job->slots);
+  job->schedule = schedules_.take(job->bucket.device(), job->is_encoded);
+  std::vector<Contribution> tensors = contributions(*job);
+  const std::uint64_t digest = digest_of(*job, tensors);
+  if (measures_ && job->is_encoded) job->contributed.emplace(job->values, tensors, *wire_);
+  const PhaseSeconds before = schedules_.seconds();
+  job->schedule->begin({job->bucket, std::move(tensors), job->divisor, digest});
+  if (turn.is_alone) {
+    for (int next = 1; next < transfers(*job); ++next) job->schedule->advance();
+    job->outcome = job->schedule->finish();
+    auto_->record(std::chrono::duration<double>(ready - first_ready_).count(), schedules_.seconds() - before);
+  }
+  return job;
+}
+
+/// Makes a job of a bucket, of which nothing has been done yet.
+std::unique_ptr<Compressor::Job> Compressor::job_of(at::Tensor bucket, std::vector<Slot> slots,
+                                                    std::optional<double> divisor) const {
+  auto job = std::make_unique<Job>();
+  if (bucket.is_complex()) {
+    bucket = at::view_as_real(bucket).view(-1);
+    for (Slot& slot : slots) slot.offset *= 2;
+  }
+  if (!bucket.is_sparse()) job->slots = std::move(slots);
+  job->bucket = std::move(bucket);
+  job->plan = plan_;
+  job->divisor = divisor.value_or(all_ranks());
+  job->gradient_scale = gradient_scale_;
+  job->is_planned = step_exchange_ == Exchange::planned;
+  return job;
+}
+
+void Compressor::require_parameter(std::size_t parameter, const char* where) const {
+  if (parameter < parameters_.size()) return;
+  fail(ErrorCode::invalid_argument, where, "expected one of ", parameters_.size(), " parameters, got number ",
+       parameter);
+}
+
+/// Throws where a bucket is not one of gradients, or a slot is not of a parameter within it.
+void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>& slots) const {
+  if (!bucket.defined() || !(at::isFloatingType(bucket.scalar_type()) || bucket.is_complex())) {
+    fail(ErrorCode::invalid_argument, kOfBucket, "expected a bucket of a floating or complex dtype, got ",
+         bucket.defined() ? toString(bucket.scalar_type()) : "an undefined tensor");
+  }
+  if (bucket.is_conj() || bucket.is_neg() || !(bucket.is_sparse() || bucket.is_contiguous())) {
+    fail(ErrorCode::invalid_argument, kOfBucket,
+         "expected a bucket in row-major order, with values of its own, got strides ",
+         bucket.is_sparse() ? at::IntArrayRef() : bucket.strides(), " of ", bucket.sizes(),
+         bucket.is_conj() || bucket.is_neg() ? ", a view of other values: call clone()" : ": call contiguous()");
+  }
+  if (bucket.is_sparse() && bucket.is_complex()) {
+    fail(ErrorCode::unsupported, kOfBucket,
+         "a sparse gradient of complex numbers has no plan: let the layer have dense gradients (sparse=False)");
+  }
+  kernels_for(bucket.device());  // throws where it has none
+  if (host_ && bucket.is_sparse()) {
+    fail(ErrorCode::unsupported, kOfBucket,
+         "a sparse gradient is not cut into the ranges that ranks of a host own: let the layer have dense gradients ",
+         "(sparse=False), or leave ranks_per_host out");
+  }
+  if (collective_ == Collective::reduce_to_owners && bucket.is_sparse()) {
+    fail(ErrorCode::unsupported, kOfBucket,
+         "a sparse gradient is not cut into what ranks own: let the layer have dense gradients (sparse=False)");
+  }
+  const std::uint64_t reals = bucket.is_complex() ? 2 : 1, ranks = static_cast<std::uint64_t>(wire_->world_size());
+  const std::uint64_t parts = collective_ == Collective::reduce_scatter ? ranks : 1;
+  const std::uint64_t room = bucket.is_sparse() ? 0 : reals * static_cast<std::uint64_t>(bucket.numel()) / parts;
+  for (const Slot& slot : slots) {
+    require_parameter(slot.parameter, kOfBucket);
+    if (slot.apart || bucket.is_sparse()) continue;
+    const ParameterInfo& info = parameters_[slot.parameter].info;
+    const std::uint64_t count = parts > 1 ? info.ownership.range_size(info.count, wire_->world_size()) : info.count;
+    if (count <= room && reals * slot.offset <= room - count) continue;
+    fail(ErrorCode::invalid_argument, kOfBucket, "expected ", info.name, ", ", count, " real numbers, within ", room,
+         " of a bucket, got it at ", reals * slot.offset);
+  }
+}
+
+/// Throws where no step is under way, and where it has had one of the parameters: what is remembered of a parameter is
+/// read and written once a step.
+void Compressor::require_first_use(const std::vector<Slot>& slots) const {
+  if (current_ != Step::under_way) {
+    fail(ErrorCode::invalid_argument, kOfBucket, "no step is under way: call begin_step() before its first bucket");
+  }
+  std::set<std::size_t> in_bucket;
+  for (const Slot& slot : slots) {
+    const Parameter& parameter = parameters_[slot.parameter];
+    if (in_bucket.insert(slot.parameter).second && parameter.last_used != steps_) continue;
+    fail(ErrorCode::invalid_argument, kOfBucket, "expected each parameter once in a step, got ", parameter.info.name,
+         " again: add up its gradients, or begin another step");
+  }
+}
+
+/// Lets `auto` choose the plan of a bucket, which becomes the plan of the bucket's parameters.
+AutoPlan::Turn Compressor::choose_plan(Job& job) {
+  if (!auto_) return {0, false};
+  std::vector<std::size_t> indices;
+  for (const Slot& slot : job.slots) indices.push_back(slot.parameter);
+  const AutoPlan::Turn turn = auto_->next_bucket(indices, static_cast<std::uint64_t>(job.bucket.numel()));
+  for (const std::size_t index : indices) {
+    const ParameterPlan& plan = plan_->of(parameters_[index].info.name);
+    if (plan.choices) parameters_[index].plan = &(*plan.choices)[turn.plan];
+    job.sends_residuals |= has_residuals_of_earlier_choice(index);
+  }
+  return turn;
+}
+
+void Compressor::advance(Job& job) {
+  const std::lock_guard lock(mutex_);
+  if (!is_to_advance(job)) {
+    fail(ErrorCode::invalid_argument, kOfBucket, "the job has ", transfers(job),
+         " transfers, and the last one is under way: call finish()");
+  }
+  job.schedule->advance();
+  ++job.advanced;
+}
+
+void Compressor::finish(std::unique_ptr<Job> job) {
+  const std::lock_guard lock(mutex_);
+  if (!job || is_to_advance(*job)) {
+    fail(ErrorCode::invalid_argument, kOfBucket, "expected a job of begin() that advance() was called for ",
+         job ? c10::str(transfers(*job) - 1, " times, got ", job->advanced) : "before, got none");
+  }
+  const Outcome outcome = job->outcome ? *job->outcome : job->schedule->finish();
+  const float scale = job->gradient_scale;
+  for (std::size_t i = 0; i < job->slots.size(); ++i) {
+    const std::size_t index = job->slots[i].parameter;
+    Parameter& parameter = parameters_[index];
+    const bool is_unscaled = job->is_planned && momenta_.sends_own(index);
+    const float power = is_unscaled ? outcome.power[i] : outcome.power[i] / scale / scale;
+    parameter.power = outcome.power[i] == 0 ? 0.0F : std::max(power, rules::kLeastPower);
+    parameter.packed = outcome.packed.empty() ? PackedFigures() : outcome.packed[i];
+    if (parameter.compares()) compared_ += parameter.packed;
+    state_.set_sent(index, outcome.power[i] != 0);
+  }
+  if (job->is_planned) {
+    momenta_.keep_averages(job->values, job->slots);
+    for (const Slot& slot : job->slots) state_.evict(slot.parameter);
+  }
+  if (measures_) measure(*job);
+  if (job->is_encoded) {  // else the results are in the bucket, in its own units
+    if (scale != 1.0F) result_of(job->values).mul_(scale);
+    if (!job->values.is_same(job->bucket)) result_of(job->bucket).copy_(result_of(job->values));
+    wait_for_current_stream(job->bucket.device());
+    momenta_.take_sample(job->bucket, job->slots);
+  }
+  verdict_.report(outcome.finite && fits_dtype(*job));
+  if (jobs_under_way_ > 0) --jobs_under_way_;
+  if (job->schedule) schedules_.give_back(std::move(job->schedule), job->bucket.device(), job->is_encoded);
+  if (job->is_planned) last_done_ = Clock::now();
+}
+
+void Compressor::reduce(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor) {
+  auto job = begin(std::move(bucket), std::move(slots), divisor);
+  while (is_to_advance(*job)) advance(*job);
+  finish(std::move(job));
+}
+
+bool Compressor::exchange_updates() {
+  std::vector<Slot> slots;
+  std::uint64_t count = 0;
+  at::Tensor bucket;
+  {
+    const std::lock_guard lock(mutex_);
+    end_step_locked();
+    for (const std::size_t index : momenta_.without_next_step()) {
+      slots.push_back({index, count});
+      count += parameters_[index].info.count;
+    }
+    if (slots.empty()) return true;
+    const at::Tensor& like = momenta_.preconditioner(slots.front().parameter);
+    bucket = where_kernels_run(at::zeros({static_cast<std::int64_t>(count)}, like.options()));
+    begin_step_of(Exchange::planned);
+  }
+  try {
+    reduce(bucket, std::move(slots));
+  } catch (...) {
+    abandon_step();
+    throw;
+  }
+  return end_step();
+}
+
+/// Makes the outcome of a bucket that is not sent. Powers are 0, because ranks would have to agree on them.
+void Compressor::keep_gradients(Job& job) const {
+  const at::Tensor& bucket = job.bucket;
+  wait_for_current_stream(bucket.device());
+  const bool finite = all_finite(bucket);
+  job.outcome = Outcome{finite, std::vector<float>(job.slots.size())};
+}
+
+/// Returns the part of a bucket that holds the averages.
+at::Tensor Compressor::result_of(const at::Tensor& bucket) const {
+  if (collective_ != Collective::reduce_scatter) return bucket;
+  const std::int64_t part = bucket.numel() / wire_->world_size();
+  return bucket.narrow(0, wire_->rank() * part, part);
+}
+
+/// Whether the averages, which were computed in float32, are finite in the bucket's dtype, too. What a dense bucket has
+/// was looked at in its dtype.
+bool Compressor::fits_dtype(const Job& job) const {
+  if (!job.is_encoded || job.bucket.scalar_type() != at::kHalf) return true;
+  const at::Tensor results = result_of(job.bucket.view(-1));
+  const bool stays_in_place = collective_ == Collective::reduce_to_owners;
+  std::vector<at::Tensor> averages;
+  for (const Slot& slot : job.slots) {
+    const ParameterInfo& info = parameters_[slot.parameter].info;
+    const Range own =
+        scatters() ? owned_range(info.count, wire_->rank(), wire_->world_size(), info.ownership) : Range{0, info.count};
+    const auto first = static_cast<std::int64_t>(stays_in_place ? own.first : 0);
+    const auto count = static_cast<std::int64_t>(own.count);
+    averages.push_back(slot.apart != nullptr
+                           ? at::from_blob(static_cast<at::Half*>(slot.apart) + first, count, at::kHalf)
+                           : results.narrow(0, static_cast<std::int64_t>(slot.offset) + first, count));
+  }
+  return all_finite(averages);
+}
+
+/// Whether the gradients of a bucket, of whatever dtype, are read and written where they lie: float32 always, other
+/// dtypes part by part. A codec or a map that looks at a whole tensor at a time needs all of it as float32. Results
+/// that are scaled afterwards or compared, and hosts' means, need float32, too, because they would lose digits in
+/// another dtype.
+bool Compressor::takes_as_it_is(const Job& job) const {
+  if (job.bucket.scalar_type() == at::kFloat || !job.is_encoded) return true;
+  return !host_ && !measures_ && job.gradient_scale == 1.0F &&
+         std::none_of(job.slots.begin(), job.slots.end(), [&](const Slot& slot) {
+           const Parameter& parameter = parameters_[slot.parameter];
+           const auto [up, down] = codecs_of(parameter);
+           const bool is_cut = std::max(up->traits().granule, down->traits().granule) < kUncut;
+           return momenta_.sends_own(slot.parameter) || map_of(parameter) || !is_cut;
+         });
+}
+
+bool Compressor::takes_apart(at::ScalarType dtype) const {
+  const std::lock_guard lock(mutex_);
+  if (collective_ != Collective::reduce_to_owners || !at::isFloatingType(dtype)) return false;
+  if (momenta_.any() || measures_ || measures_next_) return false;
+  return gradient_scale_ == 1.0F && std::ranges::all_of(parameters_, [&](const Parameter& parameter) {
+           const auto [up, down] = codecs_of(parameter);
+           return !map_of(parameter) &&
+                  (dtype == at::kFloat || std::max(up->traits().granule, down->traits().granule) < kUncut);
+         });
+}
+
+/// Whether a bucket's parameters are sent encoded, exempt ones too: this is so where the plan of any is not dense.
+bool Compressor::has_encoded(const std::vector<Slot>& slots) const {
+  return std::any_of(slots.begin(), slots.end(),
+                     [&](const Slot& slot) { return !parameters_[slot.parameter].plan->dense(); });
+}
+
+}  // namespace octavo

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compressor: how a step begins and ends, and how it is taken back.
+#include <utility>
+
+#include "octavo/comm/compressor.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+void Compressor::begin_step(std::uint64_t mark) {
+  const std::lock_guard lock(mutex_);
+  mark_ = mark;
+  begin_step_of(exchange_);
+}
+
+void Compressor::begin_step_of(Exchange exchange) {
+  end_step_locked();
+  step_exchange_ = exchange;
+  if (exchange == Exchange::planned) {
+    if (auto_) auto_->begin_step(std::chrono::duration<double>(last_done_ - first_ready_).count());
+    first_ready_ = Clock::time_point::max();
+  }
+  if (std::exchange(residuals_are_of_momenta_, momenta_.any()) != momenta_.any()) drop_residuals_locked();
+  if (std::exchange(was_loaded_, false)) forget_unused();
+  measures_ = std::exchange(measures_next_, false);
+  for (Parameter& parameter : parameters_) {
+    parameter.power = 0;
+    if (measures_) parameter.loss = {};
+  }
+  momenta_.forget_sample();
+  verdict_.begin_step();
+  clips_.begin_step();
+  current_ = Step::under_way;
+  ++steps_;
+  ++step_;
+}
+
+bool Compressor::end_step() {
+  const std::lock_guard lock(mutex_);
+  end_step_locked();
+  return verdict_.last_step_was_finite();
+}
+
+bool Compressor::is_in_step() const {
+  const std::lock_guard lock(mutex_);
+  return current_ == Step::under_way;
+}
+
+bool Compressor::has_had(std::size_t parameter) const {
+  const std::lock_guard lock(mutex_);
+  require_parameter(parameter, "comm.has_had");
+  return current_ == Step::under_way && parameters_[parameter].last_used == steps_;
+}
+
+void Compressor::abandon_step() {
+  const std::lock_guard lock(mutex_);
+  abandon_step_locked();
+}
+
+void Compressor::abandon_step_locked() {
+  roll_back();
+  clips_.forget_step();
+  current_ = Step::none;
+  jobs_under_way_ = 0;
+  verdict_.abandon_step();
+}
+
+void Compressor::drop_step() {
+  const std::lock_guard lock(mutex_);
+  if (is_committed()) {
+    fail(ErrorCode::invalid_argument, "comm.drop_step",
+         "the step has ended, and what it has left out is kept already: call this before end_step(), and before any "
+         "call that is made between steps, such as state_dict()");
+  }
+  clips_.begin_count();
+  roll_back();
+}
+
+void Compressor::drop_step_or_residuals() {
+  const std::lock_guard lock(mutex_);
+  if (is_committed()) return drop_residuals_locked();
+  clips_.begin_count();
+  roll_back();
+}
+
+void Compressor::scale_step(double factor) {
+  if (!(factor >= 0 && factor <= 1)) {
+    fail(ErrorCode::invalid_argument, "comm.scale_step", "expected a factor from 0 to 1, got ", factor);
+  }
+  const std::lock_guard lock(mutex_);
+  const bool is_burst = clips_.is_burst(factor), were_several = clips_.add_clip(factor) > 1;
+  if (is_burst) roll_back();
+  if (is_burst && (were_several || is_committed())) drop_residuals_locked();
+}
+
+/// Whether the residuals of the last step are committed already. Those of one that was not finite never are.
+bool Compressor::is_committed() const { return current_ == Step::ended && verdict_.last_step_was_finite(); }
+
+void Compressor::roll_back() {
+  state_.end_step(/*commit=*/false);
+  for (Parameter& parameter : parameters_) parameter.sends_residuals = false;
+}
+
+/// Commits what the step under way has left out, or rolls it back. Nothing of it can be taken back afterwards. A step
+/// with a bucket under way was broken off, as by an error in a backward pass: a part of its parameters was not sent.
+void Compressor::end_step_locked() {
+  if (jobs_under_way_ > 0) return abandon_step_locked();
+  const bool finite = verdict_.end_step();
+  if (!finite) clips_.forget_step();
+  if (current_ == Step::under_way) current_ = Step::ended;
+  state_.end_step(finite);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    if (finite && parameter.repays()) drop_residuals_of(i);
+    parameter.sends_residuals = false;
+  }
+}
+
+}  // namespace octavo
