@@ -18,7 +18,7 @@ namespace octavo {
 /// keeps the same estimate. What was not sent is in the difference, and so in the next step's; +econtrol also owes it.
 ///
 /// In a payload each tile is a word, 1 where it was sent and 0 where it is to be reused, and the inner codec's payload
-/// of only this tile's values. In a packed payload the inner payload is packed too, and missing where the word is 0.
+/// only of this tile's values. In a packed payload the inner payload is packed too, and missing where the word is 0.
 class Lsh final : public Codec {
  public:
   /// `bits` is the share of the hash's bits that may differ, up to 0.5. `inner` keeps magnitudes, and is the same both

@@ -7,6 +7,7 @@
 
 #include "octavo/deepcompile/engine.h"
 #include "octavo/deepcompile/text.h"
+#include "octavo/device/stream_event.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo::dc {

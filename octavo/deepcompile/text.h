@@ -31,8 +31,7 @@ std::string to_string(const T& v) {
 }
 
 /// Joins the elements with `delim` between them; null: with nothing. Where `maxlen` is not 0, cuts the text to `maxlen`
-/// characters and
-/// "...".
+/// characters and "...".
 template <class T>
 std::string join_as_str(const T& v, const char* delim = ",", const std::size_t maxlen = 0) {
   std::ostringstream text;

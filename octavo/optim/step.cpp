@@ -67,14 +67,15 @@ std::vector<bool> sharing_memory(at::TensorList parameters) {
 void step_on_threads(const StepTensors& tensors, const MakeStep& make) {
   Copied copied(tensors);
   const std::vector<bool> sharing = sharing_memory(tensors.parameters);
+  const auto is_empty = [&](std::size_t i) { return tensors.parameters[i].numel() == 0; };
   const auto is_alone = [&](std::size_t i) { return copied.is_copied[i] || sharing[i]; };
   std::vector<FlatTensors> together;
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
-    if (!is_alone(i)) together.emplace_back(tensors, i, nullptr);
+    if (!is_alone(i) && !is_empty(i)) together.emplace_back(tensors, i, nullptr);
   }
   share_out(together, make);
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
-    if (!is_alone(i)) continue;
+    if (!is_alone(i) || is_empty(i)) continue;
     std::vector<FlatTensors> one = {copied.is_copied[i] ? copied.flat(tensors, i) : FlatTensors(tensors, i, nullptr)};
     share_out(one, make);
     one.front().write_back();

@@ -47,8 +47,8 @@ OCTAVO_API std::vector<std::vector<FragmentPart>> cut_into_fragments(const std::
 /// compressor of how far ranks have moved from the anchor. Not thread-safe, except that exchange() may run on another
 /// thread between begin_round() and end_round().
 ///
-/// Where the momentum is spread (OuterOptions), a rank moves by a part of it after each of its steps. Such moves are
-/// the same on all ranks, and are no progress of the rank's own: they are not sent.
+/// Where the momentum is spread (OuterOptions), a rank moves by a part of it after each of its steps. Such moves are no
+/// progress of the rank's own: they are not sent. The anchor moves by their mean over ranks.
 ///
 /// A rank begins a round at its start: the anchor, less what it still owes (Compressor::owed). What codes have left out
 /// of its progress stays in its own values, so that its next gradients know of it. If it began at the anchor itself, it
@@ -71,10 +71,10 @@ class OCTAVO_API Fragment {
   /// Whether what this rank gave to the last exchange was finite.
   bool gave_finite_values() const { return gave_finite_values_; }
   /// Moves the anchor along the mean, and this rank's values to its next start. With a spread momentum the anchor moves
-  /// as far along it as ranks had drifted when they sent, and `step.momentum` is not used. The rank keeps the share of
-  /// its own values that `step` says; what it owes is then a part of them, and its start is the anchor. Throws as
-  /// begin_round() does, before anything has moved, and Error invalid_argument where the anchor has left the range of a
-  /// float16 parameter.
+  /// along it by drifted().sent, which must be the mean over ranks by then, and `step.momentum` is not used. The rank
+  /// keeps the share of its own values that `step` says; what it owes is then a part of them, and its start is the
+  /// anchor. Throws as begin_round() does, before anything has moved, and Error invalid_argument where the anchor has
+  /// left the range of a float16 parameter.
   void end_round(rules::OuterStep step);
   /// Sets this rank's values to where they would be if it had made no step of its own since its start: to the start and
   /// what all ranks have drifted since. Throws Error invalid_argument where the parameter's dtype cannot hold it.

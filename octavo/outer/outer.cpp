@@ -5,17 +5,14 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <iterator>
-#include <set>
-#include <string_view>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "octavo/codec/registry.h"
 #include "octavo/comm/all_gather_value.h"
 #include "octavo/comm/schedule/stopwatch.h"
-#include "octavo/device/dispatch.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
 
@@ -31,6 +28,7 @@ constexpr std::uint64_t kSynchronizing = ~std::uint64_t{0};
 struct Told {
   std::uint64_t mark, fragment, round;
   std::uint64_t has_progress;  // 0 where the rank is at its start
+  double drifted;              // Fragment::Drifted::sent
   bool is_of_same_round(const Told& other) const {
     return mark == other.mark && fragment == other.fragment && round == other.round;
   }
@@ -123,7 +121,7 @@ std::vector<Outer::Skipped> Outer::synchronize() {
   std::vector<std::size_t> sent;  // found out before the first is sent: transfers do not overlap
   or_fail_for_good([&] {
     for (std::size_t f = 0; f < rounds_.size(); ++f) {
-      if (has_progress_on_any_rank(f, kSynchronizing, !rounds_[f].is_at_start)) sent.push_back(f);
+      if (agree_on_round(f, kSynchronizing, !rounds_[f].is_at_start).any_has_progress) sent.push_back(f);
     }
   });
   for (const std::size_t f : sent) send(f, kSynchronizing);
@@ -159,31 +157,44 @@ void Outer::send(std::size_t index, std::uint64_t mark) {
   });
 }
 
-/// Whether a rank has moved a fragment since its start. Throws Error communication where ranks are in other rounds.
-bool Outer::has_progress_on_any_rank(std::size_t index, std::uint64_t mark, bool has_own) {
-  if (wire_.world_size() == 1) return has_own;
-  const Told own = {mark, index, rounds_[index].fragment->compressor().step() + 1, has_own};
-  bool has_any = false;
+/// Lets ranks tell one another where they are. `has_progress`: whether this rank has moved the fragment since its
+/// start. Throws Error communication where ranks are in other rounds.
+Outer::Agreed Outer::agree_on_round(std::size_t index, std::uint64_t mark, bool has_progress) {
+  Fragment& fragment = *rounds_[index].fragment;
+  const Told own = {mark, index, fragment.compressor().step() + 1, has_progress, fragment.drifted().sent};
+  if (wire_.world_size() == 1) return {has_progress, own.drifted};
   const std::vector<Told> all = all_gather_value(wire_, own);
+  Agreed agreed = {false, 0};
+  bool is_alike = true;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    has_any = has_any || all[rank].has_progress != 0;
-    if (all[rank].is_of_same_round(own)) continue;
-    fail(ErrorCode::communication, kOfRound, "rank ", wire_.rank(), " is ", own.text(), ", and rank ", rank, " is ",
-         all[rank].text());
+    const Told& told = all[rank];
+    if (!told.is_of_same_round(own)) {
+      fail(ErrorCode::communication, kOfRound, "rank ", wire_.rank(), " is ", own.text(), ", and rank ", rank, " is ",
+           told.text());
+    }
+    agreed.any_has_progress = agreed.any_has_progress || told.has_progress != 0;
+    agreed.drifted += told.drifted;
+    is_alike = is_alike && told.drifted == own.drifted;
   }
-  return has_any;
+  agreed.drifted = is_alike ? own.drifted : agreed.drifted / wire_.world_size();
+  return agreed;
 }
 
 Outer::Arrival Outer::exchange(std::size_t index, std::uint64_t mark) {
   Fragment& fragment = *rounds_[index].fragment;
   const CompressorStats before = fragment.compressor().stats();
   const std::uint64_t told = wire_.sent_bytes();
-  has_progress_on_any_rank(index, mark, true);  // a dense bucket says nothing of its round
+  Stopwatch watch;
+  double waited_s = 0;
+  const Agreed agreed = agree_on_round(index, mark, true);  // a dense bucket says nothing of its round
+  watch.lap(waited_s);
   Arrival arrival{fragment.exchange(mark)};
+  arrival.drifted = agreed.drifted;
   if (!arrival.finite) arrival.culprits = ranks_with_nonfinite(fragment.gave_finite_values());
   const CompressorStats after = fragment.compressor().stats();
   arrival.wire_bytes = after.wire_bytes - before.wire_bytes + wire_.sent_bytes() - told;
   arrival.seconds = after.seconds - before.seconds;
+  arrival.seconds.wait_up += waited_s;
   return arrival;
 }
 
@@ -222,6 +233,7 @@ void Outer::wait_for(Round& round) {
   Stopwatch watch;
   auto in_exchange = std::exchange(round.in_exchange, std::nullopt);
   round.arrived = in_exchange->get();
+  round.fragment->set_drifted({round.fragment->drifted().now, round.arrived->drifted});
   watch.lap(waited_s_);
 }
 

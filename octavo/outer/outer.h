@@ -83,8 +83,8 @@ class OCTAVO_API Outer {
   /// every call throws the same: make a new object from saved states, which connects the ranks again.
   std::vector<Skipped> after_step();
   /// Ends the rounds under way and makes one round of all fragments at once. Parameters are then the anchor on all
-  /// ranks, also where a round was skipped. It does not change the number of steps. Ranks may have made other
-  /// numbers of steps since their last round. Throws as after_step() does.
+  /// ranks, also where a round was skipped. It does not change the number of steps. Ranks may have made
+  /// different numbers of steps since they sent their last round. Throws as after_step() does.
   std::vector<Skipped> synchronize();
 
   /// Waits until the rounds under way have been exchanged. They still arrive at their own steps.
@@ -123,9 +123,10 @@ class OCTAVO_API Outer {
   /// Restores the same from what all ranks of another world had, by rank. Residuals are redistributed over this world,
   /// and ranks continue only from the anchor and their own progress. `rank`: this rank's number in that world, if it
   /// continues with parameters of that world. Returns what must then be added to these parameters, by name, in the
-  /// parameter's shape and memory order, float32, so that what the rank owed is no longer in them. In a world of one
-  /// rank nothing is returned: what it owed stays as its progress. A rank that has no parameters of that world calls
-  /// begin_at_start() next.
+  /// parameter's shape and memory order, float32, so that what the rank owed is no longer in them. A lone rank
+  /// sends nothing, and so owes nothing: what it owed stays in its parameters, as its progress, or what all ranks owed
+  /// is to be added to them, where they are the anchor's. A rank that has no parameters of that world calls
+  /// begin_at_start() before it adds anything.
   std::map<std::string, at::Tensor> load_world(const std::vector<std::map<std::string, at::Tensor>>& world,
                                                const std::vector<Position>& positions, std::uint64_t steps,
                                                std::optional<int> rank);
@@ -139,6 +140,7 @@ class OCTAVO_API Outer {
     std::vector<int> culprits = {};
     std::uint64_t wire_bytes = 0;
     PhaseSeconds seconds = {};
+    double drifted = 0;  // Agreed::drifted
   };
   /// A fragment and its last round, which is being exchanged (`in_exchange`), waits for its step (`arrived`), or
   /// neither.
@@ -146,14 +148,19 @@ class OCTAVO_API Outer {
     std::unique_ptr<Fragment> fragment;
     std::optional<std::future<Arrival>> in_exchange;
     std::optional<Arrival> arrived;
-    bool is_at_start = false;  // on all ranks: no step was made since the round arrived
+    bool is_at_start = false;  // this rank has made no step since the round arrived
   };
   using Tensors = std::map<std::string, at::Tensor>;
 
   bool arrives(std::size_t fragment, std::uint64_t step) const;
   void send(std::size_t index, std::uint64_t mark);
   Arrival exchange(std::size_t index, std::uint64_t mark);
-  bool has_progress_on_any_rank(std::size_t index, std::uint64_t mark, bool has_own);
+  /// What ranks agree on before an exchange.
+  struct Agreed {
+    bool any_has_progress;
+    double drifted;  // Fragment::Drifted::sent, the mean over ranks
+  };
+  Agreed agree_on_round(std::size_t index, std::uint64_t mark, bool has_progress);
   std::vector<int> ranks_with_nonfinite(bool finite);
   void wait_for(Round& round);
   void arrive(std::size_t index, double own_share, std::vector<Skipped>& skipped);
@@ -168,6 +175,7 @@ class OCTAVO_API Outer {
                  const LoadState& load_state);
   void restore(const Tensors& tensors, const std::vector<Position>& positions, std::uint64_t steps);
   void scatter(const Tensors& from, const std::string& role, const Fragment::Views& views) const;
+  Tensors take_over_owed(const std::vector<Tensors>& world, const std::vector<Position>& positions, bool has_values);
   Tensors owed_in_values(const std::vector<Tensors>& world, const std::vector<Position>& positions, int rank) const;
 
   std::vector<OuterParameter> parameters_;

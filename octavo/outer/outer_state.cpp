@@ -152,19 +152,41 @@ std::map<std::string, at::Tensor> Outer::load_world(const std::vector<std::map<s
          "expected what each rank of a world had, and a rank of it, got ", world.size(), " ranks",
          rank ? c10::str(" and rank ", *rank) : "");
   }
-  const bool is_alone = wire_.world_size() == 1;  // it sends nothing, and would owe for ever
   load_with(world.front(), positions, steps, [&](std::size_t f, Compressor& compressor, CompressorState state) {
     std::vector<CompressorState> states(world.size(), state);
     for (std::size_t r = 0; r < world.size(); ++r) states[r].tensors = below(prefix_of(f), world[r]);
     compressor.load_world(states);
-    if (is_alone) compressor.drop_residuals();
   });
-  const bool keeps_owed = rank && is_alone;  // what it owed stays in its values, as its own progress
+  for (const Round& round : rounds_) round.fragment->set_starts_at_anchor(true);
+  if (wire_.world_size() == 1) return take_over_owed(world, positions, rank.has_value());
+  return rank ? owed_in_values(world, positions, *rank) : Tensors();
+}
+
+/// Makes what ranks of another world owed a lone rank's own progress, because it sends nothing. Returns what is to be
+/// added to its parameters. `has_values`: they are those that it had in that world, with what it owed itself.
+Outer::Tensors Outer::take_over_owed(const std::vector<Tensors>& world, const std::vector<Position>& positions,
+                                     bool has_values) {
+  Tensors all;
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
-    rounds_[f].fragment->set_starts_at_anchor(true);
-    if (keeps_owed && !positions[f].starts_at_anchor) rounds_[f].is_at_start = false;
+    Fragment& fragment = *rounds_[f].fragment;
+    const bool has_own = has_values && !positions[f].starts_at_anchor;
+    bool is_taken = has_own;
+    for (std::size_t r = 0; !has_own && r < world.size(); ++r) {
+      Tensors of_rank;
+      gather(of_rank, "",
+             fragment.owed_of(below(prefix_of(f), world[r]), static_cast<int>(r), static_cast<int>(world.size())));
+      for (auto& [name, owed] : of_rank) {
+        is_taken = true;
+        owed.div_(-static_cast<double>(world.size()));
+        const auto [place, is_first] = all.try_emplace(name, owed);
+        if (!is_first) place->second.add_(owed);
+      }
+    }
+    if (!is_taken) continue;  // nobody owes anything, or by feedback that does not know what
+    fragment.compressor().drop_residuals();
+    rounds_[f].is_at_start = false;
   }
-  return rank && !keeps_owed ? owed_in_values(world, positions, *rank) : Tensors();
+  return all;
 }
 
 /// Returns what a rank of another world has in its parameters beside the anchor and its progress.

@@ -136,9 +136,9 @@ def _watch_frozen(model: DistributedDataParallel) -> None:
             return
         frozen.clear()
         warnings.warn(
-            f"[ddp.compress] {name} was frozen when the model was wrapped, but now requires a gradient: it is not "
-            f"averaged, and ranks will differ in it. Call requires_grad_(True) before DistributedDataParallel and "
-            f"octavo.compress",
+            f"[ddp.compress] {name} was frozen when the model was wrapped, but now requires a gradient, which is not "
+            f"averaged: ranks will differ in this parameter. Call requires_grad_(True) before "
+            f"DistributedDataParallel and octavo.compress",
             stacklevel=2,
         )
 

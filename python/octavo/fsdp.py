@@ -269,7 +269,10 @@ def _shard_group(parameters: dict[str, DTensor]) -> dist.ProcessGroup:
     meshes = {parameter.device_mesh for parameter in parameters.values()}
     for name, parameter in parameters.items():
         if parameter.is_complex():
-            raise TypeError(f"[fsdp.compress] {name} is complex: only real parameters are supported")
+            raise TypeError(
+                f"[fsdp.compress] {name} is complex: with fully_shard only real parameters are supported; keep it as "
+                f"a real one of twice the size (torch.view_as_complex), or use DistributedDataParallel"
+            )
         if parameter.device_mesh.ndim > 1:
             raise ValueError(
                 f"[fsdp.compress] {name} lies on a mesh of {parameter.device_mesh.ndim} dimensions, "

@@ -247,8 +247,8 @@ class Handle(SendsMomenta):
 
         Unlike torch's function it tells error feedback of the clip (``scaled_by``). If the optimizer that
         ``octavo.compress`` was given has all of these parameters and its own ``clip_grad_norm_``, that method clips,
-        and its ``nonfinite`` says what happens to gradients that are not finite. Raises ValueError for a joined
-        optimizer that does not clip, or that lacks a parameter, and for a norm below 0.
+        and the optimizer's ``nonfinite`` says what happens to gradients that are not finite. Raises ValueError for a
+        joined optimizer that does not clip, or that lacks a parameter, and for a norm below 0.
         """
         require_max_norm(max_norm, "handle.clip_grad_norm_")
         optimizer = self._optimizer

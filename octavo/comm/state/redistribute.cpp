@@ -121,8 +121,10 @@ std::uint64_t count_of(Extent extent, std::uint64_t count, int rank, int world_s
   return count;
 }
 
+bool is_estimate(Extent extent) { return extent == Extent::sent_estimate || extent == Extent::received_estimates; }
+
 bool is_usable(Extent extent, const Kept& kept, std::uint64_t count, Ownership ownership) {
-  if (extent != Extent::sent_estimate && extent != Extent::received_estimates) return true;
+  if (!is_estimate(extent)) return true;
   for (int rank = 0; rank < size_of(kept); ++rank) {
     const bool is_there = kept[static_cast<std::size_t>(rank)].defined();
     if (!is_there && count_of(extent, count, rank, size_of(kept), ownership) > 0) return false;

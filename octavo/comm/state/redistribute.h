@@ -26,6 +26,9 @@ enum class Extent;
 std::uint64_t count_of(Extent extent, std::uint64_t count, int rank, int world_size,
                        Ownership ownership = Ownership::even());
 
+/// Whether a tensor is one end of an estimate.
+bool is_estimate(Extent extent);
+
 /// Whether what the ranks kept can be used in a new world. Every part of an estimate must be there, where there are
 /// elements of it: if one were missing, senders and owners would have different means.
 bool is_usable(Extent extent, const std::vector<at::Tensor>& kept, std::uint64_t count,

@@ -109,11 +109,19 @@ void StateStore::load_world(const std::vector<std::map<std::string, at::Tensor>>
       parts[rank] = values.cpu();
     }
   }
+  // Both ends of an estimate, or neither: senders send what differs from it.
+  const auto has_whole_estimates = [&](const ParameterInfo& info) {
+    return std::ranges::all_of(roles_, [&](const Role& role) {
+      const auto found = by_key.find(key_of(role, info.name));
+      const std::vector<at::Tensor> none(world.size());
+      return is_usable(role.extent, found == by_key.end() ? none : found->second, info.count, info.ownership);
+    });
+  };
   std::map<std::string, at::Tensor> ours;
   for (const auto& [key, parts] : by_key) {
     const Place place = find_key(key);
     const ParameterInfo& info = parameters_[place.parameter];
-    if (!is_usable(roles_[place.role].extent, parts, info.count, info.ownership)) continue;
+    if (is_estimate(roles_[place.role].extent) && !has_whole_estimates(info)) continue;
     ours[key] = redistribute(roles_[place.role].extent, parts, info.count, rank_, world_size_, info.ownership);
   }
   load(ours);

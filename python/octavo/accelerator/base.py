@@ -342,8 +342,8 @@ class Accelerator(TensorTypes, Pinning):
             ) from missing
         except ValueError as unknown:
             raise ImportError(
-                f"[accelerator.get_op_builder] the package deepspeed does not import: {unknown}. Name an accelerator "
-                f"that only Octavo has, such as sycl, by OCTAVO_ACCELERATOR"
+                f"[accelerator.get_op_builder] the package deepspeed does not import: {unknown}. Unset DS_ACCELERATOR, "
+                f"or set it to a name that DeepSpeed knows; set OCTAVO_ACCELERATOR for sycl, which only Octavo has"
             ) from unknown
         return getattr(module, class_name, None) or module.NotImplementedBuilder
 

@@ -19,14 +19,14 @@ from octavo.console import make_console
 
 
 @contextmanager
-def errors_in_a_sentence() -> Iterator[None]:
+def errors_in_a_sentence(failures: tuple[type[Exception], ...] = (RuntimeError, OSError)) -> Iterator[None]:
     """Ends the command with one sentence: with exit code 2 for options that make no sense, with 1 for a job that
-    fails."""
+    fails, which raises one of ``failures``."""
     try:
         yield
     except ValueError as error:
         refuse(error)
-    except (RuntimeError, OSError) as error:
+    except failures as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
 

@@ -32,8 +32,8 @@ except ModuleNotFoundError as missing:
     ) from missing
 except ValueError as unknown:
     raise ImportError(
-        f"[integrations.deepspeed] the package deepspeed does not import: {unknown}. Name an accelerator that only "
-        f"Octavo has, such as sycl, by OCTAVO_ACCELERATOR"
+        f"[integrations.deepspeed] the package deepspeed does not import: {unknown}. Unset DS_ACCELERATOR, or set "
+        f"it to a name that DeepSpeed knows; set OCTAVO_ACCELERATOR for sycl, which only Octavo has"
     ) from unknown
 
 # Together with what OctavoAccelerator defines, these are all public names of DeepSpeed's class.

@@ -55,7 +55,7 @@ class JoinedOptimizer(CheckedOptimizer):
         """Raises ValueError for a plan of ``octavo.compress`` with which the optimizer cannot work."""
 
     def _require_magnitudes(self, plan: Plan) -> None:
-        """Raises ValueError for a plan that sends signs alone, keeps a momentum itself, or changes while training."""
+        """Raises ValueError for a plan that sends only signs, keeps a momentum itself, or changes while training."""
         self._require(not plan.votes, "a plan that keeps magnitudes, such as sign+ef", plan)
         self._require(plan.momentum is None, "a plan that keeps no momentum, such as sign+ef", plan)
         self._require(not plan.is_auto, "a plan that stays the same, such as sign+ef", plan)

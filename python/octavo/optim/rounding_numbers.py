@@ -21,9 +21,8 @@ class RoundingNumbers:
 
     def numbers(self, groups: Sequence[dict[str, Any]], parameters: list[Tensor], steps: list[int]) -> list[int]:
         """Returns the numbers for the next steps of these parameters, which are in ``groups``."""
-        if not all(
-            self._is_in_place(groups, parameter) for parameter in parameters
-        ):  # none yet, or groups have changed
+        # Otherwise these are the first steps, or groups have changed.
+        if not all(self._is_in_place(groups, parameter) for parameter in parameters):
             self._places = self._find_places(groups)
         of_each = zip(parameters, steps, strict=True)
         return [step * 2**32 + self._places[id(parameter)].number for parameter, step in of_each]

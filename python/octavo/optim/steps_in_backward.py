@@ -57,7 +57,7 @@ def require_unawaited(optimizer: object, parameter: Tensor) -> None:
         raise RuntimeError(
             f"[optim.{type(optimizer).__name__}] the gradient of a {tuple(parameter.shape)} parameter is read after "
             f"backward has it, as DistributedDataParallel does to average it: a step in backward would come before "
-            f"that, by this rank's gradient alone. Call step() after backward instead, or shard with fully_shard"
+            f"that, with only this rank's gradient. Call step() after backward instead, or shard with fully_shard"
         )
 
 

@@ -190,7 +190,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         self._require_delivered(
             "step",
             "after a step in which ranks averaged their updates .grad holds the average, and it is not what came from "
-            "the wire any more. Clip gradients after other steps alone (optimizer.next_kind, before the forward pass, "
+            "the wire any more. Clip gradients only after other steps (optimizer.next_kind, before the forward pass, "
             "says what a step is); a GradScaler must be given to octavo.compress(..., scaler=scaler) and must unscale "
             "before",
         )

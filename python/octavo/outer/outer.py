@@ -176,7 +176,7 @@ class Outer(Optimizer):
         require_same_on_all_ranks(rendezvous, self._rank, ours, "outer.Outer")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("[outer.Outer] an Outer has connections, which no copy can have: save state_dict()")
+        raise TypeError("[outer.Outer] an Outer has connections, so it cannot be copied: save state_dict()")
 
     # ---- what it was made with
 
@@ -300,7 +300,7 @@ class Outer(Optimizer):
 
     def synchronize(self) -> None:
         """Makes a round at once. Afterwards all ranks have the same parameters: the anchor's. Call it on all ranks,
-        which may have made other numbers of steps since their last round."""
+        which may have made different numbers of steps since they sent their last round."""
         self._require_own("synchronize")
         with _failed_rounds_explained("synchronize"):
             skipped = self._outer.synchronize()
@@ -450,7 +450,9 @@ class Outer(Optimizer):
 
         - With its own state, or with all states of a world of as many ranks, a rank goes on to the last digit.
         - Otherwise what the ranks still owed is redistributed, and is removed from their parameters. A rank that goes
-          on alone sends nothing, and keeps it there. A rank beyond those that saved begins at the anchor, with the
+          on by itself sends nothing: what it owed stays there, or, where the parameters are the anchor's, as after
+          ``synchronize``, all that the ranks owed is added to them.
+        - A rank beyond those that saved begins at the anchor, with the
           state of one of their inner optimizers and the buffers of that rank.
         - States may be missing, such as those of a host that was lost. What their ranks owed is then lost, too.
 
@@ -479,11 +481,10 @@ class Outer(Optimizer):
             raise
         if own is None:
             self._outer.begin_at_start()
-        else:
-            values = self._saved_parameters(own["own"])
-            self._set_parameters(
-                values | {name: values[name] + more.to(values[name].device) for name, more in added.items()}
-            )
+        values = self._parameters if own is None else self._saved_parameters(own["own"])
+        with torch.no_grad():
+            sums = {name: values[name] + more.to(values[name].device) for name, more in added.items()}
+        self._set_parameters({**values, **sums})
         with torch.no_grad():
             for name, buffer in buffers.items():
                 buffer.copy_(like["buffers"][name])
@@ -502,6 +503,6 @@ def _failed_rounds_explained(function: str) -> Iterator[None]:
         if not str(error).startswith(("[comm", "[outer.round")):
             raise
         raise type(error)(
-            f"[outer.{function}] a round failed: {error}. Ranks must make the same number of steps; start again from "
+            f"[outer.{function}] a round failed: {error}. Ranks must be in the same round; start again from "
             f"a saved state"
         ) from error

@@ -83,14 +83,14 @@ def run_job(
     data = data or load_data(config, world)
     model = world.agree(lambda: build_replica(config, data))
     with _locked(Path(config.out), world) as disk:
-        return _run(_open(config, world, disk, data, model.config.to_dict(), precision), model, console)
+        return _run(_open(config, world, disk, data, model.config.to_diff_dict(), precision), model, console)
 
 
 def try_job(config: TrainConfig, world: World, data: Data) -> None:
     """Raises JobError for what `run_job` would refuse before its first step. `--out` is left as it is."""
     model = world.agree(lambda: build_replica(config, data))
     with _locked(Path(config.out), world) as disk:
-        _claim(config, world, disk, data, model.config.to_dict())
+        _claim(config, world, disk, data, model.config.to_diff_dict())
         build_strategy(config, world, data, model, None, resumed=False)
     del model
     gc.collect()  # strategies are in reference cycles

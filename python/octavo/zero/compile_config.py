@@ -59,7 +59,7 @@ def compile_config(value: bool | str | Mapping[str, Any]) -> CompileConfig | Non
     known = [field.name for field in fields(CompileConfig)]
     if strangers := options.keys() - set(known):
         raise ValueError(
-            f"[zero.initialize] compile has the unknown key {', '.join(sorted(map(str, strangers)))}; known are "
+            f"[zero.initialize] compile has unknown keys: {', '.join(sorted(map(str, strangers)))}; known are "
             f"{', '.join(known)}"
         )
     return CompileConfig(**options)

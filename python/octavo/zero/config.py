@@ -97,7 +97,7 @@ class ZeroConfig:
         known = {field.name for field in fields(cls)}
         if strangers := config.keys() - known:
             raise ValueError(
-                f"[zero.initialize] the config has the unknown key {', '.join(sorted(map(str, strangers)))}; known are "
+                f"[zero.initialize] the config has unknown keys: {', '.join(sorted(map(str, strangers)))}; known are "
                 f"{', '.join(sorted(known))}"
             )
         if "zero_stage" not in config:

@@ -130,7 +130,7 @@ class ZeroEngine:
             self._engine.gather_updated()  # the first pass, too, is made with parameters as they are sent
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("[zero.initialize] an engine has connections, which no copy can have: call save_checkpoint()")
+        raise TypeError("[zero.initialize] an engine has connections, so it cannot be copied: call save_checkpoint()")
 
     def train(self, mode: bool = True) -> ZeroEngine:
         """Sets the module's mode, as ``module.train(mode)`` does. Returns the engine."""
@@ -369,7 +369,7 @@ class ZeroEngine:
         any stage; on the same number of ranks to the bit. All ranks call it, between steps.
 
         Raises ValueError for the checkpoint of another model or kind of optimizer, and FileNotFoundError where there is
-        none; nothing has changed then. Where a rank alone cannot read it, all ranks raise OSError or RuntimeError,
+        none; nothing has changed then. Where only one rank cannot read it, all ranks raise OSError or RuntimeError,
         which names that rank. Where this happens on the way, the engine refuses to go on.
         """
         self._progress.require_between_steps("load_checkpoint")

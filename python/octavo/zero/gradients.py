@@ -48,7 +48,7 @@ class Gradients:
             raise RuntimeError(
                 f"[zero.backward] a backward pass has reached {name}, but the parameter's engine has not started it: "
                 f"call engine.backward(loss) instead of loss.backward(); where the loss is another engine's, call "
-                f"requires_grad_(False) on this model for that pass"
+                f"requires_grad_(False) on this model before it is computed, and requires_grad_(True) after backward"
             )
         if gradient is None:
             return

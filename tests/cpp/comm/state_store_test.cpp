@@ -151,10 +151,13 @@ TEST(StateStore, EstimatesThatAreNotWholeAreLeftOut) {
   EXPECT_EQ(state.save().size(), 3U);
   EXPECT_TRUE(at::equal(state.save().at("estimate/a"), at::full({72}, 2.0F)));
   EXPECT_TRUE(at::equal(state.save().at("received/a"), at::full({128}, 2.0F)));
-  world[1].clear();
-  state.load_world(world);
-  EXPECT_EQ(state.save().size(), 1U);
-  EXPECT_EQ(state.save().count("owned/a"), 1U);
+  for (const std::size_t lost : {2U, 1U, 0U}) {
+    auto others = world;
+    others[lost].clear();
+    state.load_world(others);
+    EXPECT_EQ(state.save().size(), 1U) << "rank " << lost;
+    EXPECT_EQ(state.save().count("owned/a"), 1U);
+  }
 }
 
 }  // namespace

@@ -241,3 +241,14 @@ def test_a_thousand_steps_alone_stay_near_float64(bits, spread, drift, of_square
     ratio = decoded(optimizer.state[parameter], "exp_avg_sq", bits, count) / square
     assert measured < drift
     assert (ratio - 1).abs().median() < of_square and ratio.log().mean().abs() < of_square
+
+
+@pytest.mark.parametrize("make", [AdamW, AdamW8bit, Lion])
+def test_a_parameter_without_elements_may_be_laid_out_anew(make):
+    parameter, other = nn.Parameter(torch.empty(3, 0)), nn.Parameter(torch.ones(4))
+    optimizer = make([parameter, other], lr=0.1)
+    for data in (parameter.data, torch.empty(0, 3).t()):
+        parameter.data = data
+        parameter.grad, other.grad = torch.zeros_like(parameter), torch.ones(4)
+        optimizer.step()
+    assert bool((other < 0.9).all())

@@ -94,7 +94,7 @@ def refusal(rank: int, options: dict) -> str:
         (dict(lr=True), "lr must be a finite number, got True"),
         (dict(every=4, delay=4), "delay must be below every"),
         (dict(every=4, fragments=5), "fragments must be between 1 and every"),
-        (dict(every=4000, fragments=900), "make no 900 fragments"),
+        (dict(every=4000, fragments=900), "cannot be divided into 900 fragments"),
         (dict(mix=1.0), "mix must be in [0, 1)"),
         (dict(lr=0.0), "lr must be above 0"),
         (dict(lr=float("inf")), "lr must be a finite number, got inf"),
@@ -340,7 +340,7 @@ def test_a_round_that_waits_in_vain_says_for_whom_and_what_to_do(three_ranks):
     said = three_ranks.run(lost_peer)
     for rank in (0, 2):
         assert said[rank].startswith("[outer.step] a round failed: [comm."), said[rank]
-        assert "with rank 1" in said[rank] and "the same number of steps" in said[rank], said[rank]
+        assert "with rank 1" in said[rank] and "in the same round" in said[rank], said[rank]
 
 
 @pytest.mark.parametrize("optimizer", [None, torch.optim.SGD(Net().parameters())])

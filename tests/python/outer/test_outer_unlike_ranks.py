@@ -16,11 +16,12 @@ pytestmark = pytest.mark.timeout(120)
 PLANS = ["int4+ef", "bf16", "dense"]
 
 
-def steady_outer(plan: str, delay: int = 0) -> tuple[nn.Module, octavo.Outer]:
+def steady_outer(plan: str, **options) -> tuple[nn.Module, octavo.Outer]:
     model = nn.Linear(16, 16, bias=False)
     nn.init.zeros_(model.weight)
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    return model, octavo.Outer(model, inner, plan, every=4, lr=1.0, momentum=0.0, delay=delay, timeout_s=20)
+    whole = dict(every=4, lr=1.0, momentum=0.0, timeout_s=20) | options
+    return model, octavo.Outer(model, inner, plan, **whole)
 
 
 def make_steps(model: nn.Module, outer: octavo.Outer, number: int) -> None:
@@ -44,10 +45,10 @@ def synchronize_once_more(rank: int, plan: str) -> str:
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_round_and_a_synchronization_are_not_averaged(two_ranks, plan):
     said = two_ranks.run(synchronize_once_more, plan)
-    assert (
-        "rank 0 is in round 1 of fragment 0, after step 4, and rank 1 is in round 1 of fragment 0, of sync" in said[0]
-    )
-    assert all("Ranks must make the same number of steps" in one for one in said)
+    by_round, by_call = "in round 1 of fragment 0, after step 4", "in round 1 of fragment 0, of synchronize()"
+    assert f"rank 0 is {by_round}, and rank 1 is {by_call}" in said[0]
+    assert f"rank 1 is {by_call}, and rank 0 is {by_round}" in said[1]
+    assert all("Ranks must be in the same round" in one for one in said)
 
 
 def go_on_from_other_steps(rank: int, plan: str) -> str:
@@ -72,7 +73,7 @@ def test_states_of_other_steps_are_told_in_the_next_round(two_ranks, plan):
 
 
 def end_with_other_steps(rank: int, plan: str, delay: int, steps: list[int]) -> tuple[float, float]:
-    model, outer = steady_outer(plan, delay)
+    model, outer = steady_outer(plan, delay=delay)
     make_steps(model, outer, steps[rank])
     outer.synchronize()
     return float(model.weight.mean()), float(model.weight.std())
@@ -94,3 +95,21 @@ def test_ranks_may_end_with_other_numbers_of_steps(two_ranks, plan, delay, steps
     ends = two_ranks.run(end_with_other_steps, plan, delay, steps)
     assert ends == [(pytest.approx(end), pytest.approx(0, abs=1e-3))] * 2
     assert ends[0] == ends[1]
+
+
+def end_with_a_spread_momentum(rank: int, steps: list[list[int]], delay: int) -> list[list[float]]:
+    """Makes some steps, other numbers on each rank, and synchronizes; then the same with the next numbers."""
+    model, outer = steady_outer("dense", momentum=0.5, spread=True, delay=delay)
+    ends = []
+    for of_ranks in steps:
+        make_steps(model, outer, of_ranks[rank])
+        outer.synchronize()
+        ends.append(model.weight.flatten()[:3].tolist())
+    return ends
+
+
+@pytest.mark.parametrize("steps,delay", [([[8, 11]], 0), ([[9, 11]], 0), ([[1, 3], [3, 1], [4, 4]], 0), ([[8, 9]], 1)])
+def test_ranks_that_have_drifted_by_other_parts_of_a_momentum_have_one_anchor(two_ranks, steps, delay):
+    ours, theirs = two_ranks.run(end_with_a_spread_momentum, steps, delay)
+    assert ours == theirs
+    assert ours[0][0] > 1

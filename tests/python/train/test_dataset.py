@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.train.data.dataset import Corpus, Example, load_corpus
+from octavo.train.data.records import parse
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -239,6 +240,33 @@ def test_a_chat_ends_with_the_last_answer_and_joins_what_one_side_says_twice(tmp
     turns = [("user", "Hi."), ("user", "2 + 2?"), ("assistant", "4"), ("user", "Thanks.")]
     examples = everything(load_corpus(write(tmp_path, "a.json", [chat(*turns), OTHER]), seed=0))
     assert Example("Hi.\n\n2 + 2?", "", "4") in examples
+
+
+def test_an_alpaca_record_may_have_a_system_and_a_history(tmp_path: Path) -> None:
+    record = {
+        "instruction": "Its river?",
+        "output": "The Seine.",
+        "system": "Be short.",
+        "history": [["A city?", "Paris."]],
+    }
+    chat = {
+        "system": "Be short.",
+        "conversations": [
+            {"from": "human", "value": "A city?"},
+            {"from": "gpt", "value": "Paris."},
+            {"from": "human", "value": "Its river?"},
+            {"from": "gpt", "value": "The Seine."},
+        ],
+    }
+    expected = Example("Its river?", "", "The Seine.", "Be short.", (("A city?", "Paris."),))
+    for one in (record, chat, record | {"input": None}):
+        assert parse(json.dumps([one]).encode(), Path("some.json")) == [expected]
+    for history, words in (
+        ("x", "'history' is a string"),
+        ([["a"]], "round 1 of the history: the round is a list of 1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            parse(json.dumps([record | {"history": history}]).encode(), Path("some.json"))
 
 
 def test_an_alpaca_record_may_have_a_text_too(tmp_path: Path) -> None:

@@ -86,10 +86,14 @@ def test_fresh_removes_nothing_of_others_through_a_link(world, tmp_path):
     run_job(config, world, None)
     (Path(config.out) / "checkpoint").rename(disk)
     (Path(config.out) / "checkpoint").symlink_to(disk)
-    (disk / "of somebody else").mkdir()
+    for name in ("of somebody else", "step-by-step-guide"):
+        (disk / name).mkdir()
+    (disk / "step-notes.txt").touch()
+    (disk / "my link").symlink_to(tmp_path)
     run_job(dataclasses.replace(config, steps=1, fresh=True), world, None)
     assert saved_steps(disk) == [1]
-    assert (disk / "of somebody else").is_dir()
+    others = ("of somebody else", "step-by-step-guide", "step-notes.txt", "my link")
+    assert all((disk / name).exists() for name in others)
     assert (Path(config.out) / "checkpoint").is_symlink()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 
 import pytest
@@ -32,6 +33,18 @@ def test_tables_fit_a_file_and_take_any_character(monkeypatch):
     sys.stdout.flush()
     assert "the end? ?" in content.getvalue().decode("latin-1")
     assert console.width == 140
+
+
+def test_a_curve_is_smoothed_in_one_pass():
+    values = [float(one % 7) for one in range(300)]
+    near = [values[max(0, at - 6) : at + 7] for at in range(300)]
+    assert plots._smooth(values) == pytest.approx([sum(window) / len(window) for window in near])
+    values[100] = math.nan
+    assert [at for at, mean in enumerate(plots._smooth(values)) if math.isnan(mean)] == list(range(94, 107))
+
+
+def test_control_characters_do_not_reach_a_terminal():
+    assert tables._line("a\x1bc\x00 b\nc") == "a\ufffdc\ufffd b c"
 
 
 def test_no_two_of_many_plans_look_alike(tmp_path, monkeypatch):

@@ -222,7 +222,7 @@ def refusal(rank: int, what: str) -> str:
         ("stage", "ValueError: [zero.initialize] expected zero_stage as 1, 2 or 3, got 4"),
         ("bool", "ValueError: [zero.initialize] expected zero_stage as 1, 2 or 3, got True"),
         ("text", "ValueError: [zero.initialize] expected bucket_mib as a finite number, got 'x'"),
-        ("key", "ValueError: [zero.initialize] the config has the unknown key offload; known are accumulation_steps"),
+        ("key", "ValueError: [zero.initialize] the config has unknown keys: offload; known are accumulation_steps"),
         ("missing", "ValueError: [zero.initialize] the config needs a zero_stage"),
         ("state", "ValueError: [zero.initialize] all ranks must have the same optimizer's state"),
         ("optimizer", "ValueError: [zero.initialize] the optimizer does not have embedding.weight"),

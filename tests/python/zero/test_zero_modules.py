@@ -310,7 +310,7 @@ def test_names_of_the_optimizers_parameters_are_those_of_the_trained_ones(two_ra
     [
         ({"gather_mib": float("inf")}, "expected gather_mib as a finite number, got inf"),
         ({"is_paged": "no"}, "expected is_paged as True or False, got 'no'"),
-        ({1: 2}, "the config has the unknown key 1"),
+        ({1: 2}, "the config has unknown keys: 1"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(config, text):

@@ -262,12 +262,12 @@ def refused(rank: int, compile: Any, schedule: Any = None) -> str:
     [
         ("tensorrt", None, "expected compile's backend to be one of ('inductor', 'aot_eager'), got 'tensorrt'"),
         (None, None, "expected compile to be True, False, a backend's name or a dict, got None"),
-        ({"bakend": "inductor"}, None, "compile has the unknown key bakend"),
+        ({"bakend": "inductor"}, None, "compile has unknown keys: bakend"),
         ({"memory_mib": 0}, None, "expected a memory_mib above 0"),
         ({"memory_mib": "much"}, None, "expected a memory_mib above 0, got 'much'"),
         ({"memory_mib": float("nan")}, None, "expected a memory_mib above 0, got nan"),
         ({"dynamic": "yes"}, None, "expected dynamic to be True, False or None, got 'yes'"),
-        ({1: 2}, None, "compile has the unknown key 1; known are"),
+        ({1: 2}, None, "compile has unknown keys: 1; known are"),
         (False, [(0, ["gather"])], 'give "compile": True'),
         (True, [(1, ["gather"])], "whose steps begin with 0"),
         (True, [(0, ["gather", "fly"])], "there is no pass 'fly'"),
@@ -469,4 +469,4 @@ def without_reductions(rank: int, backend: str) -> str:
 def test_a_pass_that_loses_gradients_is_refused(two_ranks, backend):
     for said in two_ranks.run(without_reductions, backend, timeout_s=200):
         assert "[zero.passes] the pass drop has changed which gradients a graph reduces" in said
-        assert "1 times before the pass, and has it 0 times after it" in said
+        assert re.search(r"had 1 calls for the gradient of parameter \d before the pass, and has 0 after it", said)

@@ -19,6 +19,7 @@ from octavo.bench.quality import bench
 from octavo.bench.quality.protocol import Bench
 from octavo.bench.quality.report import write_reports
 from octavo.bench.quality.results import Forecast, forecast
+from octavo.bench.quality.runs import TrainingFailed
 from octavo.bench.quality.settings import CONTENDERS, SETTINGS, Setting
 from octavo.durable_files import write_json
 
@@ -51,7 +52,7 @@ def quality(
 ) -> None:
     """Measure the loss that each contender reaches, all tuned alike. Takes hours, and can be interrupted and resumed at
     any time."""
-    with _interruptible(), errors_in_a_sentence():
+    with _interruptible(), errors_in_a_sentence((TrainingFailed, OSError)):
         check_place(json_file)
         if dry_run and json_file is not None:
             raise ValueError("[bench.quality] --dry-run has no figures for --json: leave one of them out")

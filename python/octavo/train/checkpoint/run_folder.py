@@ -15,6 +15,7 @@ from octavo import durable_files
 from octavo.durable_files import printable
 from octavo.outer import outer_rates
 from octavo.train import errors
+from octavo.train.checkpoint.writer import is_of_a_run
 from octavo.train.config import TrainConfig
 from octavo.train.config_checks import PRECISIONS
 from octavo.train.data.dataset import Corpus
@@ -68,7 +69,8 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
             _, options["outer_momentum"] = outer_rates(config.outer, plan, 1, None, config.outer_momentum)
     options["data"] = {"name": corpus.name, "content": corpus.fingerprint[:12]}
     if config.model.endswith(".json"):
-        options["model"] = {"name": printable(Path(config.model).name), "content": _fingerprint(model)[:12]}
+        of_any_version = {name: value for name, value in model.items() if name != "transformers_version"}
+        options["model"] = {"name": printable(Path(config.model).name), "content": _fingerprint(of_any_version)[:12]}
     if not config.zero:
         del options[_ZERO_ONLY]
     for name in _LATER_OPTIONS:
@@ -132,14 +134,11 @@ def remove_run(out: Path) -> None:
     """Removes what a run has written to `out`, and nothing else. Raises OSError where something cannot be removed: the
     next start would continue from it."""
     checkpoint = out / CHECKPOINT
-    if checkpoint.is_symlink():  # to another disk, whose other files are not ours
-        for path in checkpoint.iterdir():
-            if path.is_symlink():
-                path.unlink()
-            elif path.name.startswith(("step-", ".aside-")):
-                shutil.rmtree(path)
-    elif checkpoint.exists():
-        shutil.rmtree(checkpoint)
+    for path in list(checkpoint.iterdir()) if checkpoint.exists() else []:
+        if is_of_a_run(path):
+            path.unlink() if path.is_symlink() else shutil.rmtree(path)
+    if checkpoint.is_dir() and not checkpoint.is_symlink() and not any(checkpoint.iterdir()):
+        checkpoint.rmdir()
     # The record is removed last: a run killed in between can still be recognised and removed.
     for name in (METRICS, SUMMARY, PLOT, RUN):
         (out / name).unlink(missing_ok=True)

@@ -66,6 +66,13 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted((int(match[1]) for match in found if match), reverse=True)
 
 
+def is_of_a_run(path: Path) -> bool:
+    """Whether a run has written this entry of its checkpoint folder, in which others may have files, too."""
+    if path.is_symlink():
+        return path.name == LATEST or os.readlink(path).startswith(f"{LATEST}/")
+    return path.is_dir() and (_STEP.fullmatch(path.name) is not None or path.name.startswith(_ASIDE))
+
+
 def point_to(folder: Path, step: int, has_model: bool) -> None:
     """Lets the links of `folder` lead to the checkpoint of `step`. Those that do already are left alone."""
     targets = {LATEST: step_folder(folder, step).name}

@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,10 @@ def load_corpus(path: Path | None, *, seed: int) -> Corpus:
         content, name, place, kind = read_file(path), printable(path.name), str(path), path.suffix.lower()
         examples = parse(content, path)
     train, held_out = _split(examples, seed, place)
-    # The kind is in the hash, because the same bytes are other examples in another kind of file.
+    # The kind is in the hash, because the same bytes are other examples in another kind of file. Runs of versions that
+    # did not read the context of an answer do not continue with it.
+    if re.search(rb'"(system|history)"\s*:', content):
+        kind += "+context"
     return Corpus(name, train, held_out, drawn is not None, hashlib.sha256(kind.encode() + content).hexdigest())
 
 

@@ -3,9 +3,10 @@
 
 A record of a `.json` list or of a line of `.jsonl` has one of these forms:
 
-    {"instruction": …, "input": …, "output": …}                         Alpaca; the input may be left out
+    {"instruction": …, "input": …, "output": …}                         Alpaca; the input may be left out, "system" and
+                                                                        "history", [[question, answer], …], added
     {"messages": [{"role": "user", "content": …}, …]}                   a chat
-    {"conversations": [{"from": "human", "value": …}, …]}               a chat, as ShareGPT has it
+    {"conversations": [{"from": "human", "value": …}, …]}               a chat, as ShareGPT has it, and "system"
     {"text": …}                                                         plain text
 
 A plain `.txt` is cut into blocks. An error is one sentence that names the file and the record or line.
@@ -135,7 +136,7 @@ def _example(record: object, place: str) -> Example:
     given = {name for name, value in record.items() if value is not None}
     for turns, role, content in (("messages", "role", "content"), ("conversations", "from", "value")):
         if turns in given:
-            return _chat(record[turns], turns, role, content, place)
+            return _chat(record, turns, role, content, place)
     if "text" in given and "instruction" not in given:
         return Example("", "", _text(record, "text", place, may_be_blank=False))
     if "instruction" in record and "output" in record:
@@ -145,17 +146,34 @@ def _example(record: object, place: str) -> Example:
 
 
 def _alpaca(record: dict[str, object], place: str) -> Example:
-    given = "" if record.get("input") is None else _text(record, "input", place)
     instruction = _text(record, "instruction", place, may_be_blank=False)
-    return Example(instruction, given, _text(record, "output", place))
+    given, system = _text_or_none(record, "input", place), _text_or_none(record, "system", place)
+    return Example(instruction, given, _text(record, "output", place), system, _history(record, place))
 
 
-def _chat(turns: object, name: str, role_key: str, content_key: str, place: str) -> Example:
+def _history(record: dict[str, object], place: str) -> tuple[tuple[str, str], ...]:
+    rounds = [] if record.get("history") is None else record["history"]
+    if not isinstance(rounds, list):
+        raise failure(f"'history' is {_json_type(rounds)}; it must be a list of [question, answer]", place)
+    said = []
+    for number, one in enumerate(rounds, start=1):
+        here = f"{place}, round {number} of the history"
+        if not isinstance(one, list) or len(one) != 2:
+            got = f"a list of {len(one)}" if isinstance(one, list) else _json_type(one)
+            raise failure(f"the round is {got}; it must be [question, answer]", here)
+        both = {"question": one[0], "answer": one[1]}
+        said.append((_text(both, "question", here), _text(both, "answer", here)))
+    return tuple(said)
+
+
+def _chat(record: dict[str, object], name: str, role_key: str, content_key: str, place: str) -> Example:
     """Returns the chat up to the assistant's last turn: nothing is learnt from what follows it."""
+    turns = record[name]
     if not isinstance(turns, list):
         raise failure(f"'{name}' is {_json_type(turns)}; it must be a list of turns", place)
     said = [_turn(turn, role_key, content_key, f"{place}, turn {i}") for i, turn in enumerate(turns, start=1)]
-    system = "\n\n".join(text for role, text in said if role == "system")
+    before = _text_or_none(record, "system", place)
+    system = "\n\n".join([*filter(None, [before]), *(text for role, text in said if role == "system")])
     rounds: list[tuple[str, str]] = []
     question: list[str] = []
     for role, text in said:
@@ -183,6 +201,10 @@ def _turn(turn: object, role_key: str, content_key: str, place: str) -> tuple[st
             return known, _text(turn, content_key, place)
     names = ", ".join(name for names in ROLES.values() for name in names)
     raise failure(f"the role '{role}' is not known; roles are {names}", place)
+
+
+def _text_or_none(record: dict[str, object], name: str, place: str) -> str:
+    return "" if record.get(name) is None else _text(record, name, place)
 
 
 def _text(record: dict[str, object], name: str, place: str, *, may_be_blank: bool = True) -> str:

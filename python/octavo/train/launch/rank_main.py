@@ -36,7 +36,7 @@ def run_rank(config: TrainConfig) -> NoReturn:
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)
     except SystemExit:  # rich raises it where nobody reads its output any more
-        _fail(RuntimeError("[train.rank_main] the program that reads this command's output has ended"))
+        _fail(RuntimeError("[train.rank_main] nothing reads this command's output any more"))
     except Exception as error:
         _fail(error)
     atexit._run_exitfuncs()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 from rich.console import Console
 from rich.table import Table
@@ -37,8 +38,9 @@ def print_answers(console: Console, answers: list[Answer]) -> None:
 
 
 def _line(text: str) -> str:
-    """Returns `text` on one line and shortened if it is long: an untrained model repeats line breaks by the dozen."""
-    words = " ".join(text.split())
+    """Returns `text` on one line and shortened if it is long: an untrained model repeats line breaks by the dozen. It
+    makes control characters, too, which could change a terminal's state: they are replaced."""
+    words = "".join("\ufffd" if category(one) == "Cc" else one for one in " ".join(text.split()))
     return words if len(words) <= _LONGEST_CELL else words[: _LONGEST_CELL - 1] + "…"
 
 

@@ -345,9 +345,9 @@ def _require_reductions(name: str, before: Counter[str], graph: ZeroGraph) -> No
     if now != before:
         what = next(iter((before - now) or (now - before)))
         raise ValueError(
-            f"[zero.passes] the pass {name} has changed which gradients a graph reduces: it had {what} "
-            f"{before[what]} times before the pass, and has it {now[what]} times after it; a pass may move calls of "
-            f"dc.reduce_grads and dc.finish_backward, and replace one call by several of the same parameters"
+            f"[zero.passes] the pass {name} has changed which gradients a graph reduces: the graph "
+            f"had {before[what]} calls for {what} before the pass, and has {now[what]} after it; a pass may move calls "
+            f"of dc.reduce_grads and dc.finish_backward, and replace one call by several of the same parameters"
         )
 
 
