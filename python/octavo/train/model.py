@@ -25,6 +25,10 @@ ROPE_TYPES = ("default", *ROPE_INIT_FUNCTIONS)
 LEAST_VOCABULARY = {"220m": 32000}  # with a smaller one a model of that name would have fewer parameters
 LEAST_POSITIONS = {"tiny": 512, "small": 512, "220m": 256}
 
+_ATTENTION = "sdpa"
+# What a model's outputs and saved files need; with other values the first step or the first checkpoint fails.
+_USUAL = {"output_attentions": False, "output_hidden_states": False, "return_dict": True, "quantization_config": None}
+
 
 def model_config(name: str, vocab_size: int, seq_len: int, **token_ids: int) -> LlamaConfig:
     """Returns the configuration of `tiny`, `small`, `220m` or of a CONFIG.json in transformers' format.
@@ -51,7 +55,7 @@ def model_config(name: str, vocab_size: int, seq_len: int, **token_ids: int) -> 
 def build_model(config: LlamaConfig, seed: int) -> LlamaForCausalLM:
     """Returns a freshly initialised model. The same seed gives the same bits on every rank."""
     torch.manual_seed(seed)
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = _ATTENTION
     model = LlamaForCausalLM(config).float()
     # The values that save_pretrained would set, for strategies that write the weights by themselves.
     config.architectures, config.dtype = [type(model).__name__], "float32"
@@ -123,6 +127,11 @@ def _check_values(config: LlamaConfig, path: Path) -> None:
         _fail(f"rope_scaling in {path} must have a type among {', '.join(ROPE_TYPES)}, not '{rope}'")
     if not 0 <= config.attention_dropout < 1:
         _fail(f"attention_dropout in {path} must be at least 0 and below 1, not {config.attention_dropout}")
+    for name, usual in _USUAL.items():
+        if (value := getattr(config, name, usual)) != usual:
+            _fail(
+                f"{name} in {path} must be {json.dumps(usual)}, or left out, to train and save the model, not {value}"
+            )
 
 
 def _check_buildable(config: LlamaConfig, path: Path) -> None:

@@ -47,6 +47,9 @@ def test_broken_model_files_are_named(tmp_path):
         ("rope_theta", 0.0, "rope_theta in {} must be a finite number above 0, not 0.0"),
         ("rope_theta", "x", "rope_theta in {} must be a finite number above 0, not x"),
         ("hidden_size", 10**12, "no LLaMA can be built of {}: "),
+        ("output_attentions", True, "output_attentions in {} must be false, or left out, to train and save the model"),
+        ("return_dict", False, "return_dict in {} must be true, or left out"),
+        ("quantization_config", {"quant_method": "gptq", "bits": 4}, "quantization_config in {} must be null, or left"),
     ],
 )
 def test_a_field_of_a_model_file_is_refused_before_the_model_is_built(tmp_path, field, value, words):

@@ -117,7 +117,7 @@ def make_display(console: Console | None, steps: int, done: int) -> Display:
     """Returns the display for this rank: `console` is None on all ranks but the first."""
     if console is None:
         return Silence()
-    return Bar(console, steps, done) if console.is_terminal else Lines(console, steps)
+    return Bar(console, steps, done) if console.is_interactive else Lines(console, steps)
 
 
 def wire_text(totals: Totals) -> str:
