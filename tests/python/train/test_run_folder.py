@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from octavo.train.checkpoint import run_folder
 from octavo.train.checkpoint.writer import saved_steps
 from octavo.train.config import TrainConfig
 from octavo.train.data.dataset import load_corpus
+from octavo.train.data.training_data import load_data
 from octavo.train.errors import JobError
 from octavo.train.job import run_job
 from octavo.train.launch.world import World
@@ -213,3 +214,26 @@ def test_the_rate_of_the_adamw_beside_muon_makes_a_run_another(tmp_path):
         run_folder.claim(tmp_path, identities[there], fresh=False)
         with pytest.raises(ValueError, match=words):
             run_folder.claim(tmp_path, identities[here], fresh=False)
+
+
+def load_with_other_options(rank: int, folder: str, changes: list[dict[str, Any]]) -> str:
+    (Path(folder) / str(rank)).mkdir()
+    config = nano_config(Path(folder) / str(rank), **changes[rank])
+    try:
+        load_data(config, World(rank, 2))
+    except JobError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([{}, {"port": 29555}], ""),
+        ([{"batch_size": 2}, {"batch_size": 4}], "--batch-size is 4 on rank 1 and 2 on rank 0: start all ranks with"),
+        ([{"eval_every": 2}, {}], "--eval-every is 4 on rank 1 and 2 on rank 0"),
+    ],
+)
+def test_ranks_with_other_options_are_told(two_ranks, tmp_path, changes, words):
+    for said in two_ranks.run(load_with_other_options, str(tmp_path), changes):
+        assert words in said and bool(said) == bool(words)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
@@ -13,6 +15,9 @@ from octavo.train.data.batches import Batches
 from octavo.train.data.dataset import Corpus, load_corpus
 from octavo.train.data.tokenizer import train_tokenizer
 from octavo.train.launch.world import World
+
+# Options that may differ between the hosts of a job.
+_OF_A_HOST = {"data", "model", "out", "device", "nproc", "port", "timeout_s"}
 
 
 @dataclass(frozen=True)
@@ -26,10 +31,23 @@ class Data:
 
 
 def load_data(config: TrainConfig, world: World) -> Data:
-    """Reads, splits, tokenizes and packs the data set. Raises JobError for bad data, or data that differ by rank."""
+    """Reads, splits, tokenizes and packs the data set. Raises JobError for bad data, and where data or options differ by
+    rank."""
+    world.agree(lambda: _check_same_options(config, world.from_main(dataclasses.asdict(config)), world.rank))
     corpus = world.agree(lambda: load_corpus(None if config.data is None else Path(config.data), seed=config.seed))
     world.agree(lambda: _check_same_data(corpus, world.from_main(corpus.fingerprint)))
     return world.agree(lambda: _tokenize(config, world, corpus))
+
+
+def _check_same_options(config: TrainConfig, of_main: dict[str, Any], rank: int) -> None:
+    """Raises ValueError where torchrun has started this rank with another option than rank 0, by which they would train
+    something else, or wait for one another."""
+    for name, ours in dataclasses.asdict(config).items():
+        if name not in _OF_A_HOST and ours != of_main[name]:
+            raise ValueError(
+                f"[train.training_data] --{name.replace('_', '-')} is {ours} on rank {rank} and {of_main[name]} on "
+                f"rank 0: start all ranks with the same options"
+            )
 
 
 def _check_same_data(corpus: Corpus, main_fingerprint: str) -> None:
