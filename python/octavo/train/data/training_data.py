@@ -31,8 +31,8 @@ class Data:
 
 
 def load_data(config: TrainConfig, world: World) -> Data:
-    """Reads, splits, tokenizes and packs the data set. Raises JobError for bad data, and where data or options differ by
-    rank."""
+    """Reads, splits, tokenizes and packs the data set. Raises JobError for bad data, and for data or options that are
+    not the same on all ranks."""
     world.agree(lambda: _check_same_options(config, world.from_main(dataclasses.asdict(config)), world.rank))
     corpus = world.agree(lambda: load_corpus(None if config.data is None else Path(config.data), seed=config.seed))
     world.agree(lambda: _check_same_data(corpus, world.from_main(corpus.fingerprint)))
