@@ -34,8 +34,7 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
     step of all runs where one of them cannot be trained.
     """
     data = load_data(config, world)
-    for leg in config.runs:
-        try_job(leg, world, data)
+    _require_one_schedule([try_job(leg, world, data) for leg in config.runs])
     if config.fresh:  # all at once, so that an interrupted comparison never resumes with an older run
         for leg in config.runs:
             clear_job(leg, world)
@@ -94,9 +93,13 @@ def _require_comparable(finished: dict[str, dict[str, Any]]) -> None:
             "[train.compare] some of the plans were trained earlier with another --zero, --compile, --device or "
             "--precision, so that their figures are of another kind: repeat the comparison with --fresh"
         )
-    if len({str(summary.get("schedules", [[0, summary["steps"]]])) for summary in finished.values()}) > 1:
+    _require_one_schedule([summary.get("schedules", [[0, summary["steps"]]]) for summary in finished.values()])
+
+
+def _require_one_schedule(schedules: list[list[list[int]]]) -> None:
+    if len(set(map(str, schedules))) > 1:
         raise JobError(
-            "[train.compare] some of the plans go on from runs of fewer steps, and others do not, so that they had "
+            "[train.compare] some of the plans go on from runs of fewer steps, and others do not, so that they have "
             "other learning rates: repeat the comparison with --fresh"
         )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,17 +83,24 @@ def run_job(
     data = data or load_data(config, world)
     model = world.agree(lambda: build_replica(config, data))
     with _locked(Path(config.out), world) as disk:
-        return _run(_open(config, world, disk, data, model.config.to_diff_dict(), precision), model, console)
+        run = _open(config, world, disk, data, model.config.to_diff_dict(), precision, _warn)
+        if run.found and disk.is_leader:
+            _mend_links(run.checkpoints, run.found.step, disk)
+        return _run(run, model, console)
 
 
-def try_job(config: TrainConfig, world: World, data: Data) -> None:
-    """Raises JobError for what `run_job` would refuse before its first step. `--out` is left as it is."""
+def try_job(config: TrainConfig, world: World, data: Data) -> list[list[int]]:
+    """Raises JobError for what `run_job` would refuse before its first step. `--out` is left as it is. Returns the
+    schedules of the learning rate that the run will have had at its end (`Totals.schedules`)."""
     model = world.agree(lambda: build_replica(config, data))
     with _locked(Path(config.out), world) as disk:
-        _claim(config, world, disk, data, model.config.to_diff_dict())
+        run = _open(config, world, disk, data, model.config.to_diff_dict(), None, warn=lambda _: None)
         build_strategy(config, world, data, model, None, resumed=False)
+        totals = world.from_main(world.agree(lambda: _totals_of(run)))
+    totals.schedule(config.steps)
     del model
     gc.collect()  # strategies are in reference cycles
+    return totals.schedules
 
 
 def clear_job(config: TrainConfig, world: World) -> None:
@@ -128,13 +135,17 @@ def _run(run: _Run, model: LlamaForCausalLM, console: Console | None) -> dict[st
 
 
 def _open(
-    config: TrainConfig, world: World, disk: Disk, data: Data, model: dict[str, Any], precision: str | None
+    config: TrainConfig,
+    world: World,
+    disk: Disk,
+    data: Data,
+    model: dict[str, Any],
+    precision: str | None,
+    warn: Callable[[str], None],
 ) -> _Run:
     identity, record = _claim(config, world, disk, data, model)
     folder, key = Path(config.out) / run_folder.CHECKPOINT, run_folder.key_of(identity)
-    found = None if config.fresh else restore.newest_checkpoint(world, disk, folder, key, _warn)
-    if found and disk.is_leader:
-        _mend_links(folder, found.step, disk)
+    found = None if config.fresh else restore.newest_checkpoint(world, disk, folder, key, warn)
     precision = record["resolved"].get("precision", precision) if record else precision
     earlier_steps = record["identity"]["steps"] if record else config.steps
     return _Run(config, world, data, disk, identity, precision, found, earlier_steps)
@@ -220,12 +231,20 @@ def _claim_folder(run: _Run, precision: str) -> None:
 def _load_main_part(run: _Run, model: LlamaForCausalLM) -> tuple[Totals, Any]:
     """Fills `model` on rank 0 and returns what else rank 0 keeps for all ranks. The strategy sends the weights to the
     others."""
+    totals = _totals_of(run)
     if run.step is None or not run.world.is_main:
-        return Totals(), None
+        return totals, None
     training_state.load_weights(model, step_folder(run.checkpoints, run.step))
+    return totals, restore.load_optimizer(run.checkpoints, run.step)
+
+
+def _totals_of(run: _Run) -> Totals:
+    """Returns the totals of the checkpoint, on rank 0; new ones elsewhere, and where there is no checkpoint."""
+    if run.step is None or not run.world.is_main:
+        return Totals()
     totals = Totals.from_dict(restore.load_trainer(run.checkpoints, run.step))
     totals.schedules = totals.schedules or [[0, run.earlier_steps]]  # a checkpoint that does not have them yet
-    return totals, restore.load_optimizer(run.checkpoints, run.step)
+    return totals
 
 
 def _train(run: _Run, trainer: Trainer, console: Console | None) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from killed_runs import Stop, stop_after_step
 from rich.console import Console
-from train_runs import nano_config, solo_world
+from train_runs import nano_config, read_curve, solo_world
 
 from octavo.train import trainer
 from octavo.train.checkpoint import run_folder
@@ -95,6 +95,8 @@ def test_a_run_that_goes_on_from_fewer_steps_is_compared_with_none_that_does_not
     longer = dataclasses.replace(shorter, steps=4, compare=("dense", "int4+ef"))
     with pytest.raises(JobError, match="some of the plans go on from runs of fewer steps"):
         run_comparison(longer, world, None)
+    assert len(read_curve(Path(shorter.for_plan("dense").out))) == 2  # refused before any step
+    assert not (Path(longer.out) / "int4+ef" / "metrics.jsonl").exists()
     fresh = run_comparison(dataclasses.replace(longer, fresh=True), world, None)
     assert [summary["schedules"] for summary in fresh.values()] == [[[0, 4]], [[0, 4]]]
 

@@ -39,6 +39,8 @@ def test_a_curve_is_smoothed_in_one_pass():
     values = [float(one % 7) for one in range(300)]
     near = [values[max(0, at - 6) : at + 7] for at in range(300)]
     assert plots._smooth(values) == pytest.approx([sum(window) / len(window) for window in near])
+    huge = [*values[:20], 1e18, *values[20:]]
+    assert plots._smooth(huge)[100:] == pytest.approx(plots._smooth(values)[99:], rel=0.2)
     values[100] = math.nan
     assert [at for at, mean in enumerate(plots._smooth(values)) if math.isnan(mean)] == list(range(94, 107))
 

@@ -175,7 +175,10 @@ def _no_record(path: Path) -> ValueError:
 
 
 def _refuse_foreign(out: Path) -> None:
-    found = [name for name in (METRICS, SUMMARY, PLOT, CHECKPOINT) if (out / name).exists()]
+    found = [name for name in (METRICS, SUMMARY, PLOT) if (out / name).exists()]
+    checkpoint = out / CHECKPOINT  # --fresh leaves it where others have files in it
+    if checkpoint.exists() and (not checkpoint.is_dir() or any(map(is_of_a_run, checkpoint.iterdir()))):
+        found.append(CHECKPOINT)
     if found:
         raise ValueError(
             f"[train.run_folder] --out {out} has a {found[0]} but no {RUN}, so it is not the folder of a run: "

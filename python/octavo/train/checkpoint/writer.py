@@ -68,9 +68,11 @@ def saved_steps(folder: Path) -> list[int]:
 
 def is_of_a_run(path: Path) -> bool:
     """Whether a run has written this entry of its checkpoint folder, in which others may have files, too."""
+    is_step = _STEP.fullmatch(path.name) is not None or path.name.startswith(_ASIDE)
     if path.is_symlink():
-        return path.name == LATEST or os.readlink(path).startswith(f"{LATEST}/")
-    return path.is_dir() and (_STEP.fullmatch(path.name) is not None or path.name.startswith(_ASIDE))
+        target = os.readlink(path)
+        return is_step or path.name == LATEST or target.startswith(f"{LATEST}/") or bool(_STEP.fullmatch(target))
+    return path.is_dir() and (is_step or path.name == LATEST)  # a copy may have a folder in the place of the link
 
 
 def point_to(folder: Path, step: int, has_model: bool) -> None:

@@ -49,11 +49,10 @@ def load_corpus(path: Path | None, *, seed: int) -> Corpus:
         _refuse_half_a_draw(path)
         content, name, place, kind = read_file(path), printable(path.name), str(path), path.suffix.lower()
         examples = parse(content, path)
+        if any(one.system or one.history for one in examples) and re.search(rb'"(system|history)"\s*:', content):
+            kind += "+context"  # runs of versions that did not read these fields do not continue with them
     train, held_out = _split(examples, seed, place)
-    # The kind is in the hash, because the same bytes are other examples in another kind of file. Runs of versions that
-    # did not read the context of an answer do not continue with it.
-    if re.search(rb'"(system|history)"\s*:', content):
-        kind += "+context"
+    # The kind is in the hash, because the same bytes are other examples in another kind of file.
     return Corpus(name, train, held_out, drawn is not None, hashlib.sha256(kind.encode() + content).hexdigest())
 
 
@@ -74,7 +73,7 @@ def _split(examples: list[Example], seed: int, place: str) -> tuple[list[Example
     for example in examples:
         text = example.output if example.is_text else ""
         first = example.history[0][0] if example.history else example.instruction
-        asked = (example.system, first, example.input, text)
+        asked = (example.system, first, "" if example.history else example.input, text)
         groups.setdefault(asked, []).append(example)
     if len(groups) < 2:
         is_text, is_one = examples[0].is_text, len(examples) == 1

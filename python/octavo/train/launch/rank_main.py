@@ -24,7 +24,7 @@ def run_rank(config: TrainConfig) -> NoReturn:
     faulthandler.enable()  # a crash in native code then shows where Python was
     try:
         here = world.join(config.timeout_s)
-        if config.fresh and here.from_main(here.has_started_over()):
+        if here.from_main(here.has_started_over()) and config.fresh:
             # this attempt continues from the checkpoints of the one before
             config = dataclasses.replace(config, fresh=False)
         console = make_console() if here.is_main else None

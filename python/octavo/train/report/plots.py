@@ -62,11 +62,13 @@ def _draw_loss(axis: Any, x: list[float], records: list[dict[str, Any]], label: 
 def _smooth(values: list[float]) -> list[float]:
     """Returns means over a window around each value, so that the curve does not lag behind."""
     reach, count = max(1, round(_WINDOW_SHARE * len(values) / 2)), len(values)
-    # Sums of all values so far: a sum of each window would take minutes for a million steps.
-    sums = list(accumulate((value if math.isfinite(value) else 0.0 for value in values), initial=0.0))
+    # Sums of all values so far: a sum of each window would take minutes for a million steps. They are exact integers,
+    # because a huge value would take the digits of those that come after it.
+    parts = 2**40
+    sums = list(accumulate((int(value * parts) if math.isfinite(value) else 0 for value in values), initial=0))
     holes = list(accumulate((not math.isfinite(value) for value in values), initial=0))
     windows = [(max(0, at - reach), min(count, at + reach + 1)) for at in range(count)]
-    return [math.nan if holes[b] != holes[a] else (sums[b] - sums[a]) / (b - a) for a, b in windows]
+    return [math.nan if holes[b] != holes[a] else (sums[b] - sums[a]) / (parts * (b - a)) for a, b in windows]
 
 
 def _figure(panels: int) -> tuple[Any, Any]:
