@@ -30,6 +30,16 @@ std::map<std::string, at::Tensor> below(const std::string& prefix, const std::ma
   return found;
 }
 
+/// Drops what a rank owes to the ranks' sums. What it owes to all ranks as an owner stays until there are others.
+void drop_owed_to_sums(Compressor& compressor) {
+  CompressorState state = compressor.state();
+  for (const Role& role : feedback_roles()) {
+    if (role.extent != Extent::sent && role.extent != Extent::own_contribution) continue;
+    std::erase_if(state.tensors, [&](const auto& one) { return one.first.starts_with(key_of(role)); });
+  }
+  compressor.load_state(state);
+}
+
 }  // namespace
 
 std::map<std::string, at::Tensor> Outer::anchors() const {
@@ -183,7 +193,7 @@ Outer::Tensors Outer::take_over_owed(const std::vector<Tensors>& world, const st
       }
     }
     if (!is_taken) continue;  // nobody owes anything, or by feedback that does not know what
-    fragment.compressor().drop_residuals();
+    drop_owed_to_sums(fragment.compressor());
     rounds_[f].is_at_start = false;
   }
   return all;

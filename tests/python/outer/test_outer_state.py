@@ -287,6 +287,41 @@ def test_a_world_that_grows_from_one_rank_is_sent_what_was_owed_once(two_ranks, 
         assert after == pytest.approx(6 + 1 + 60e-4, abs=0.02)
 
 
+def move_unlike(rank: int, plan: str, steps: int, lr: float, paths: list[str], keep: str) -> torch.Tensor:
+    """Moves by another direction on each rank, times lr in each step, and synchronizes."""
+    model = nn.Linear(64, 64, bias=False)
+    nn.init.zeros_(model.weight)
+    inner = torch.optim.SGD(model.parameters(), lr=lr)
+    outer = octavo.Outer(model, inner, plan=plan, every=1, lr=1.0, momentum=0.0)
+    if paths:
+        outer.load_state_dict([torch.load(path) for path in paths])
+        outer.param_groups[0]["lr"] = lr
+    for _ in range(steps):
+        model.weight.grad = -unlike_direction(rank)
+        outer.step()
+    outer.synchronize()
+    if keep:
+        torch.save(outer.state_dict(), f"{keep}/{rank}.pt")
+    return model.weight.detach()
+
+
+def unlike_direction(rank: int) -> torch.Tensor:
+    return torch.randn(64, 64, generator=torch.Generator().manual_seed(rank))
+
+
+@pytest.mark.parametrize("plan", ["topk:0.05+ef", "sign+ef", "int4+ef:8bit"])
+def test_what_owners_owe_outlives_a_world_of_one_rank(two_ranks, tmp_path, plan):
+    (tmp_path / "alone").mkdir()
+    two_ranks.run(move_unlike, plan, 6, 1.0, [], str(tmp_path))
+    with solo_world():
+        saved = [str(tmp_path / f"{rank}.pt") for rank in range(2)]
+        move_unlike(0, plan, 1, 1.0, saved, str(tmp_path / "alone"))
+    ours, theirs = two_ranks.run(move_unlike, plan, 80, 1e-4, [str(tmp_path / "alone" / "0.pt")], "")
+    expected = 6.008 * (unlike_direction(0) + unlike_direction(1)) / 2 + unlike_direction(0)
+    assert torch.equal(ours, theirs)
+    assert (ours - expected).norm() < 0.02 * expected.norm()
+
+
 def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
     with solo_world():
         _, outer = train(0, 5, plan="dense", every=4)
