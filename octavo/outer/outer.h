@@ -83,8 +83,8 @@ class OCTAVO_API Outer {
   /// every call throws the same: make a new object from saved states, which connects the ranks again.
   std::vector<Skipped> after_step();
   /// Ends the rounds under way and makes one round of all fragments at once. Parameters are then the anchor on all
-  /// ranks, also where a round was skipped. It does not change the number of steps. Ranks may have made
-  /// different numbers of steps since they sent their last round. Throws as after_step() does.
+  /// ranks, also where a round was skipped. It does not change the number of steps. Ranks may have made different
+  /// numbers of steps since they sent their last round. Throws as after_step() does.
   std::vector<Skipped> synchronize();
 
   /// Waits until the rounds under way have been exchanged. They still arrive at their own steps.
@@ -176,6 +176,8 @@ class OCTAVO_API Outer {
   void restore(const Tensors& tensors, const std::vector<Position>& positions, std::uint64_t steps);
   void scatter(const Tensors& from, const std::string& role, const Fragment::Views& views) const;
   Tensors take_over_owed(const std::vector<Tensors>& world, const std::vector<Position>& positions, bool has_values);
+  bool subtract_owed(Tensors& from, const std::vector<Tensors>& world, std::size_t fragment) const;
+  void gather_owed(Tensors& into, const std::vector<Tensors>& world, std::size_t fragment, std::size_t rank) const;
   Tensors owed_in_values(const std::vector<Tensors>& world, const std::vector<Position>& positions, int rank) const;
 
   std::vector<OuterParameter> parameters_;

@@ -178,25 +178,37 @@ Outer::Tensors Outer::take_over_owed(const std::vector<Tensors>& world, const st
                                      bool has_values) {
   Tensors all;
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
-    Fragment& fragment = *rounds_[f].fragment;
     const bool has_own = has_values && !positions[f].starts_at_anchor;
-    bool is_taken = has_own;
-    for (std::size_t r = 0; !has_own && r < world.size(); ++r) {
-      Tensors of_rank;
-      gather(of_rank, "",
-             fragment.owed_of(below(prefix_of(f), world[r]), static_cast<int>(r), static_cast<int>(world.size())));
-      for (auto& [name, owed] : of_rank) {
-        is_taken = true;
-        owed.div_(-static_cast<double>(world.size()));
-        const auto [place, is_first] = all.try_emplace(name, owed);
-        if (!is_first) place->second.add_(owed);
-      }
-    }
-    if (!is_taken) continue;  // nobody owes anything, or by feedback that does not know what
-    drop_owed_to_sums(fragment.compressor());
+    // no rank may owe anything, or only by feedback that does not know what
+    if (!has_own && !subtract_owed(all, world, f)) continue;
+    drop_owed_to_sums(rounds_[f].fragment->compressor());
     rounds_[f].is_at_start = false;
   }
   return all;
+}
+
+/// Subtracts the mean of what ranks of another world owed of a fragment. Returns whether any owed something.
+bool Outer::subtract_owed(Tensors& from, const std::vector<Tensors>& world, std::size_t fragment) const {
+  bool is_any = false;
+  for (std::size_t rank = 0; rank < world.size(); ++rank) {
+    Tensors of_rank;
+    gather_owed(of_rank, world, fragment, rank);
+    for (auto& [name, owed] : of_rank) {
+      at::Tensor& sum = from[name];
+      if (!sum.defined()) sum = at::zeros_like(owed);
+      sum.sub_(owed.div_(static_cast<double>(world.size())));
+      is_any = true;
+    }
+  }
+  return is_any;
+}
+
+/// Copies what a rank of another world owed of a fragment into tensors of the parameters' shapes.
+void Outer::gather_owed(Tensors& into, const std::vector<Tensors>& world, std::size_t fragment,
+                        std::size_t rank) const {
+  const Tensors residuals = below(prefix_of(fragment), world.at(rank));
+  gather(into, "",
+         rounds_[fragment].fragment->owed_of(residuals, static_cast<int>(rank), static_cast<int>(world.size())));
 }
 
 /// Returns what a rank of another world has in its parameters beside the anchor and its progress.
@@ -204,9 +216,7 @@ Outer::Tensors Outer::owed_in_values(const std::vector<Tensors>& world, const st
                                      int rank) const {
   Tensors all;
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
-    if (positions[f].starts_at_anchor) continue;
-    const Tensors residuals = below(prefix_of(f), world.at(static_cast<std::size_t>(rank)));
-    gather(all, "", rounds_[f].fragment->owed_of(residuals, rank, static_cast<int>(world.size())));
+    if (!positions[f].starts_at_anchor) gather_owed(all, world, f, static_cast<std::size_t>(rank));
   }
   return all;
 }

@@ -28,6 +28,13 @@ class _OpenRanges(threading.local):
 _open_ranges = _OpenRanges()
 
 
+# What to do where DeepSpeed, which reads DS_ACCELERATOR too, does not know the accelerator that it names.
+NAME_ANOTHER_TO_DEEPSPEED = (
+    "Unset DS_ACCELERATOR, or set it to a name that DeepSpeed knows; set OCTAVO_ACCELERATOR for sycl, which only "
+    "Octavo has"
+)
+
+
 class Accelerator(TensorTypes, Pinning):
     """What a training loop asks of a device type, under the names of DeepSpeed's accelerator.
 
@@ -342,8 +349,8 @@ class Accelerator(TensorTypes, Pinning):
             ) from missing
         except ValueError as unknown:
             raise ImportError(
-                f"[accelerator.get_op_builder] the package deepspeed does not import: {unknown}. Unset DS_ACCELERATOR, "
-                f"or set it to a name that DeepSpeed knows; set OCTAVO_ACCELERATOR for sycl, which only Octavo has"
+                f"[accelerator.get_op_builder] the package deepspeed does not import: {unknown}. "
+                f"{NAME_ANOTHER_TO_DEEPSPEED}"
             ) from unknown
         return getattr(module, class_name, None) or module.NotImplementedBuilder
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from octavo.accelerator import Accelerator, get_accelerator
+from octavo.accelerator.base import NAME_ANOTHER_TO_DEEPSPEED
 from octavo.accelerator.device_index import DeviceIndex, index_of
 from octavo.ops import xpu_packbits
 
@@ -32,8 +33,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 except ValueError as unknown:
     raise ImportError(
-        f"[integrations.deepspeed] the package deepspeed does not import: {unknown}. Unset DS_ACCELERATOR, or set "
-        f"it to a name that DeepSpeed knows; set OCTAVO_ACCELERATOR for sycl, which only Octavo has"
+        f"[integrations.deepspeed] the package deepspeed does not import: {unknown}. {NAME_ANOTHER_TO_DEEPSPEED}"
     ) from unknown
 
 # Together with what OctavoAccelerator defines, these are all public names of DeepSpeed's class.

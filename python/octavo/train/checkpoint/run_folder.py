@@ -135,8 +135,12 @@ def remove_run(out: Path) -> None:
     next start would continue from it."""
     checkpoint = out / CHECKPOINT
     for path in list(checkpoint.iterdir()) if checkpoint.exists() else []:
-        if is_of_a_run(path):
-            path.unlink() if path.is_symlink() else shutil.rmtree(path)
+        if not is_of_a_run(path):
+            continue
+        if path.is_symlink():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
     if checkpoint.is_dir() and not checkpoint.is_symlink() and not any(checkpoint.iterdir()):
         checkpoint.rmdir()
     # The record is removed last: a run killed in between can still be recognised and removed.

@@ -147,7 +147,7 @@ def _example(record: object, place: str) -> Example:
 
 def _alpaca(record: dict[str, object], place: str) -> Example:
     instruction = _text(record, "instruction", place, may_be_blank=False)
-    given, system = _text_or_none(record, "input", place), _text_or_none(record, "system", place)
+    given, system = _text_or_empty(record, "input", place), _text_or_empty(record, "system", place)
     return Example(instruction, given, _text(record, "output", place), system, _history(record, place))
 
 
@@ -172,7 +172,7 @@ def _chat(record: dict[str, object], name: str, role_key: str, content_key: str,
     if not isinstance(turns, list):
         raise failure(f"'{name}' is {_json_type(turns)}; it must be a list of turns", place)
     said = [_turn(turn, role_key, content_key, f"{place}, turn {i}") for i, turn in enumerate(turns, start=1)]
-    before = _text_or_none(record, "system", place)
+    before = _text_or_empty(record, "system", place)
     system = "\n\n".join([*filter(None, [before]), *(text for role, text in said if role == "system")])
     rounds: list[tuple[str, str]] = []
     question: list[str] = []
@@ -203,7 +203,7 @@ def _turn(turn: object, role_key: str, content_key: str, place: str) -> tuple[st
     raise failure(f"the role '{role}' is not known; roles are {names}", place)
 
 
-def _text_or_none(record: dict[str, object], name: str, place: str) -> str:
+def _text_or_empty(record: dict[str, object], name: str, place: str) -> str:
     return "" if record.get(name) is None else _text(record, name, place)
 
 
