@@ -49,7 +49,7 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
     for (const Slot& slot : job->slots) state_.prefetch(slot.parameter);
     momenta_.replace_gradients(job->values, job->slots, job->gradient_scale);
   }
-  expect_any_plan(job->slots);
+  expect_any_plan(*job);
   job->schedule = schedules_.take(job->bucket.device(), job->is_encoded);
   std::vector<Contribution> tensors = contributions(*job);
   const std::uint64_t digest = digest_of(*job, tensors);

@@ -29,6 +29,7 @@ void Compressor::begin_step_of(Exchange exchange) {
   }
   momenta_.forget_sample();
   verdict_.begin_step();
+  schedules_.begin_step();
   clips_.begin_step();
   current_ = Step::under_way;
   ++steps_;

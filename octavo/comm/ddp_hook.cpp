@@ -26,6 +26,29 @@ namespace {
 
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
+/// Tells which buckets are the first and the last one of their backward pass, from the parameters that have come. The
+/// numbers of buckets do not tell: in the first pass of a static graph, each of them has the number 0.
+class BackwardPass {
+ public:
+  /// `parameters`: how many parameters come in a whole pass.
+  explicit BackwardPass(std::size_t parameters) : parameters_(parameters) {}
+  /// Takes a bucket's parameters. Returns whether the bucket is the first one of its pass. It is, too, where one of its
+  /// parameters has come already: the pass before was broken off.
+  bool begins_with(const std::vector<at::Tensor>& bucket) {
+    const bool came_already = std::ranges::any_of(
+        bucket, [&](const at::Tensor& parameter) { return came_.contains(parameter.unsafeGetTensorImpl()); });
+    if (came_already || is_complete()) came_.clear();
+    const bool begins = came_.empty();
+    for (const at::Tensor& parameter : bucket) came_.insert(parameter.unsafeGetTensorImpl());
+    return begins;
+  }
+  bool is_complete() const { return came_.size() == parameters_; }
+
+ private:
+  std::size_t parameters_;
+  std::unordered_set<const c10::TensorImpl*> came_;
+};
+
 class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
  public:
   using Count = std::atomic<std::uint64_t>;
@@ -36,6 +59,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
       : CppCommHookInterface(std::move(compressor)),
         delivered_(std::move(delivered)),
         translate_(std::move(translate)),
+        pass_(parameters.size()),
         queue_(std::move(queue)) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       known_[parameters[i].unsafeGetTensorImpl()] = {i, parameters[i].strides().vec()};
@@ -54,10 +78,10 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     } catch (...) {
       refused = std::current_exception();  // thrown in its turn: the buckets before this one are still under way
     }
+    const bool is_first = pass_.begins_with(bucket.getParameters()), is_last = pass_.is_complete();
     // by now, what fills the bucket has been enqueued on backward's stream
     queue_->push([this, future, filled = streams_.hand_over(bucket.getBuffer().device()), buffer = bucket.getBuffer(),
-                  slots = std::move(slots), refused, is_first = bucket.getIndex() == 0, is_last = bucket.isLast(),
-                  ready = Compressor::Clock::now()] {
+                  slots = std::move(slots), refused, is_first, is_last, ready = Compressor::Clock::now()] {
       or_give_up(future, [&] {
         if (refused) std::rethrow_exception(refused);
         const auto on_own_stream = filled.take();
@@ -171,7 +195,10 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
              " at octavo.compress: DistributedDataParallel would mix up the elements of its gradient. Give the model ",
              "its memory format before you wrap it");
       }
-      slots.push_back({index, static_cast<std::uint64_t>(gradients[i].storage_offset() - start)});
+      // From torch 2.13 on, a bucket of complex gradients is one of real numbers, whose places are counted in complex
+      // ones.
+      const std::int64_t reals = parameters[i].is_complex() && !bucket.getBuffer().is_complex() ? 2 : 1;
+      slots.push_back({index, static_cast<std::uint64_t>(reals * (gradients[i].storage_offset() - start))});
     }
     return slots;
   }
@@ -186,6 +213,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   const TranslateError translate_;
   std::atomic<bool> is_closing_ = false;  // what is left in the queue fails then
   SideStreams streams_;
+  BackwardPass pass_;
   // only the queue's thread uses these
   std::deque<InFlight> in_flight_;
   std::exception_ptr failure_;

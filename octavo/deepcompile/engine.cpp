@@ -183,17 +183,20 @@ void Engine::register_z3_param(long ds_id, const std::vector<std::int64_t>& ds_s
   add(ds_id, ds_shape, std::move(options));
 }
 
-/// Returns the bytes of the longest message in a transfer, as far as ranks keep to buckets; at most that of all
-/// parameters.
+/// Returns the most elements of the parameters or gradients in a transfer.
+std::uint64_t Engine::most_elements() const {
+  std::uint64_t largest = 0;
+  for (const SummedParam& param : params_) largest = std::max(largest, productDim(param.shape));
+  return 2 * static_cast<std::uint64_t>(bucket_size_) + largest;
+}
+
+/// Returns the bytes of the longest message in a transfer.
 std::uint64_t Engine::longest_message() const {
-  std::uint64_t all = 0, largest = 0;
-  for (const SummedParam& param : params_) {
-    const std::uint64_t share = (productDim(param.shape) + 1) / static_cast<unsigned>(backend_->getSize()) + 64;
-    all += share;
-    largest = std::max(largest, share);
-  }
-  const std::uint64_t bucket = static_cast<std::uint64_t>(bucket_size_) / static_cast<unsigned>(backend_->getSize());
-  return octavo::longest_message(std::min(all, 2 * bucket + largest), params_.size());
+  constexpr std::uint64_t kRounding = 65;  // a share is rounded up to whole elements, and its codes to whole granules
+  std::uint64_t all = 0;
+  for (const SummedParam& param : params_) all += productDim(param.shape);
+  const std::uint64_t share = std::min(all, most_elements()) / static_cast<unsigned>(backend_->getSize());
+  return octavo::longest_message(share + kRounding * params_.size(), params_.size());
 }
 
 std::unique_ptr<Wire> Engine::new_wire(const c10::intrusive_ptr<c10d::Backend>& backend) const {
@@ -228,7 +231,8 @@ void Engine::make_shared_parts() {
   auto reached = reach_by_shared_memory(backend_, wanted, options_.timeout);
   auto sum = std::make_shared<GradientSum>(new_wire(of_gradients ? of_gradients : reached.backend), options_.plan,
                                            params_, options_.paging, options_.seed);
-  auto gather = std::make_shared<ParamGather>(new_wire(reached.backend), param_registry, options_.gather_codec, flags);
+  auto gather = std::make_shared<ParamGather>(new_wire(reached.backend), param_registry, most_elements(),
+                                              options_.gather_codec, flags);
   auto fresh = std::make_shared<FreshGather>(gather, param_registry);
   auto buckets = std::make_shared<DoubleBufferedReduceBucket>(bucket_size_, options_.double_buffer, device);
   const c10::Stream reducing = stream_beside(device), copying = stream_beside(device);

@@ -280,6 +280,7 @@ class OCTAVO_API Engine {
   void require_graph(long graph_id) const { executor(graph_id); }
   Z3CustomOpExecutor& z3_executor(long graph_id) const;
   TensorOffload& offload_of(long graph_id);
+  std::uint64_t most_elements() const;
   std::uint64_t longest_message() const;
   std::unique_ptr<Wire> new_wire(const c10::intrusive_ptr<c10d::Backend>& backend) const;
 

@@ -42,9 +42,13 @@ Contribution halves_of_doubles(const at::Tensor& whole) {
 
 }  // namespace
 
-ParamGather::ParamGather(std::unique_ptr<Wire> wire, std::shared_ptr<DSParamRegistry> registry, CodecPtr codec,
-                         std::shared_ptr<const Flags> flags)
-    : wire_(std::move(wire)), registry_(std::move(registry)), codec_(std::move(codec)), flags_(std::move(flags)) {}
+ParamGather::ParamGather(std::unique_ptr<Wire> wire, std::shared_ptr<DSParamRegistry> registry,
+                         std::uint64_t most_elements, CodecPtr codec, std::shared_ptr<const Flags> flags)
+    : wire_(std::move(wire)),
+      registry_(std::move(registry)),
+      most_elements_(most_elements),
+      codec_(std::move(codec)),
+      flags_(std::move(flags)) {}
 
 ParamGather::~ParamGather() = default;
 
@@ -69,38 +73,51 @@ bool ParamGather::has(long id, at::ScalarType dtype) const {
 
 void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarType> dtypes) {
   const std::vector<at::ScalarType> all = dtypes_of(ids, dtypes);
-  std::vector<long> needed;
-  std::vector<at::ScalarType> wanted;
+  std::vector<Wanted> needed;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (has(ids[i], all[i])) continue;
-    if (const auto same = std::ranges::find(needed, ids[i]); same != needed.end()) {
-      at::ScalarType& dtype = wanted[static_cast<std::size_t>(same - needed.begin())];
-      if (dtype != all[i]) dtype = registry_->getParam(ids[i]).getDtype();  // from which both are made
+    if (const auto same = std::ranges::find(needed, ids[i], &Wanted::id); same != needed.end()) {
+      if (same->dtype != all[i]) same->dtype = registry_->getParam(ids[i]).getDtype();  // from which both are made
       continue;
     }
     wait(ids[i]);  // it may be on its way in another dtype
-    needed.push_back(ids[i]);
-    wanted.push_back(all[i]);
+    needed.push_back({ids[i], all[i]});
   }
-  if (needed.empty()) return;
+  std::vector<long> firsts;  // the first parameter of each flight
+  for (std::size_t begin = 0, end = 0; begin < needed.size(); begin = end) {
+    std::uint64_t elements = 0;
+    for (; end < needed.size(); ++end) {
+      elements += productDim(registry_->getParam(needed[end].id).getShape());
+      if (end > begin && elements > most_elements_) break;
+    }
+    if (firsts.size() >= 2) wait(firsts[firsts.size() - 2]);
+    start_flight(std::span(needed).subspan(begin, end - begin));
+    firsts.push_back(needed[begin].id);
+  }
+}
+
+/// Starts one transfer.
+void ParamGather::start_flight(std::span<const Wanted> needed) {
   if (!flights_.empty() && started_ - flights_.front()->number >= kMostFlights) wait(flights_.front()->ids.front());
   const c10::InferenceMode kept_for_training(false);  // what is allocated here outlives an evaluation
   std::vector<Contribution> tensors;
   std::uint64_t digest = rules::derive_key(started_ + 1, needed.size());
-  const c10::Device device = registry_->getParam(needed.front()).getDevice();
-  for (std::size_t i = 0; i < needed.size(); ++i) {
-    const at::Tensor whole = make_room(registry_->getParam(needed[i]), wanted[i]);
-    registry_->registerGatheredParam(needed[i], whole);
+  const c10::Device device = registry_->getParam(needed.front().id).getDevice();
+  std::vector<long> ids;
+  for (const auto& [id, dtype] : needed) {
+    const at::Tensor whole = make_room(registry_->getParam(id), dtype);
+    registry_->registerGatheredParam(id, whole);
+    ids.push_back(id);
     tensors.push_back(contribution(whole));
-    digest = rules::derive_key(digest, static_cast<std::uint64_t>(needed[i]));
+    digest = rules::derive_key(digest, static_cast<std::uint64_t>(id));
     digest = rules::derive_key(digest, static_cast<std::uint64_t>(whole.numel()));
     digest = rules::derive_key(digest, tensors.back().up->fingerprint());
   }
   if (flags_->sync_before_allgather) synchronize(device);
   auto schedule = take_schedule(device);
-  with_context([&] { return context(needed); }, [&] { schedule->begin(std::move(tensors), digest); });
-  for (const long id : needed) registry_->beginGather(id);
-  flights_.push_back(std::make_unique<Flight>(Flight{started_, device, std::move(needed), std::move(schedule)}));
+  with_context([&] { return context(ids); }, [&] { schedule->begin(std::move(tensors), digest); });
+  for (const long id : ids) registry_->beginGather(id);
+  flights_.push_back(std::make_unique<Flight>(Flight{started_, device, std::move(ids), std::move(schedule)}));
   ++started_;  // only now: where there was no memory, the same gather may be started again
   if (!flags_->sync_after_allgather) return;
   wait(flights_.back()->ids.front());

@@ -23,9 +23,10 @@ namespace octavo::dc {
 /// thread-safe; all ranks make the calls in the same order. Throws what Wire throws.
 class OCTAVO_API ParamGather {
  public:
-  /// `codec` encodes the values that are sent; null: they are sent unchanged. `flags` are the engine's.
-  ParamGather(std::unique_ptr<Wire> wire, std::shared_ptr<DSParamRegistry> registry, CodecPtr codec = nullptr,
-              std::shared_ptr<const Flags> flags = std::make_shared<Flags>());
+  /// A transfer of several parameters has at most `most_elements` elements. `codec` encodes the values that are sent;
+  /// null: they are sent unchanged. `flags` are the engine's.
+  ParamGather(std::unique_ptr<Wire> wire, std::shared_ptr<DSParamRegistry> registry, std::uint64_t most_elements,
+              CodecPtr codec = nullptr, std::shared_ptr<const Flags> flags = std::make_shared<Flags>());
   ~ParamGather();
 
   /// Returns the dtype of each parameter's whole values: the one in `dtypes`, or its own where `dtypes` is empty.
@@ -34,9 +35,9 @@ class OCTAVO_API ParamGather {
   /// Whether the parameter's whole values are valid or on their way, in a dtype that can be converted to `dtype` as the
   /// shards can: `dtype` itself, or the parameter's own.
   bool has(long id, at::ScalarType dtype) const;
-  /// Starts one transfer for those of the parameters of which it does not have the whole values. `dtypes` and errors
-  /// are those of dtypes_of(). Waits where values are on their way in a dtype from which those that are wanted cannot
-  /// be made.
+  /// Starts a transfer for those of the parameters of which it does not have the whole values, or several where they
+  /// have too many elements for one; of these it waits for all but the last two. `dtypes` and errors are those of
+  /// dtypes_of(). Waits, too, where values are on their way in a dtype from which those that are wanted cannot be made.
   void start(std::span<const long> ids, std::span<const at::ScalarType> dtypes = {});
   /// Waits until the parameter's whole values, and those of the same transfer, are there. Does nothing where they are.
   void wait(long id);
@@ -47,7 +48,12 @@ class OCTAVO_API ParamGather {
 
  private:
   struct Flight;
+  struct Wanted {
+    long id;
+    at::ScalarType dtype;
+  };
 
+  void start_flight(std::span<const Wanted> needed);
   at::Tensor make_room(const DSParam& param, at::ScalarType dtype) const;
   Contribution contribution(const at::Tensor& whole) const;
   std::unique_ptr<GatherShards> take_schedule(c10::Device device);
@@ -55,6 +61,7 @@ class OCTAVO_API ParamGather {
 
   std::unique_ptr<Wire> wire_;
   std::shared_ptr<DSParamRegistry> registry_;
+  std::uint64_t most_elements_;
   CodecPtr codec_;
   std::shared_ptr<const Flags> flags_;
   std::uint64_t started_ = 0;

@@ -5,10 +5,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -39,6 +41,19 @@ c10::Device with_index(c10::Device device) {
   managed_memory_of(device);
   if (device.is_cpu()) return c10::kCPU;
   return device.has_index() ? device : c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+/// Waits for all kernels of the device. Returns what a kernel has failed with; empty where none has.
+std::string failure_of_kernels(c10::Device device) {
+  if (device.is_cpu()) return "";
+  try {
+    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+    return "";
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an unknown error";
+  }
 }
 
 ArenaKind kind_of(const ArenaOptions& options) {
@@ -233,14 +248,14 @@ void Arena::free(void* memory, std::uint64_t bytes) noexcept {
     all.remove(memory, held(bytes));
     figures_.remove(bytes, held(bytes));
   });
+  // Any stream of the device may use the memory. The wait costs no step: memory is freed when an optimizer is
+  // destroyed.
+  const std::string failure = failure_of_kernels(options_.device);
   try {
-    const LaunchScope scope(options_.device);
-    // Any stream of the device may use the memory. The wait costs no step: memory is freed when an optimizer is
-    // destroyed.
-    if (!options_.device.is_cpu()) {
-      c10::impl::VirtualGuardImpl(options_.device.type()).synchronizeDevice(options_.device.index());
+    memory_.free(LaunchScope(options_.device).queue(), memory, bytes);
+    if (!failure.empty()) {  // a device tells of it only once
+      TORCH_WARN("[", kArena, "] a kernel on ", options_.device, " had failed before memory was freed: ", failure);
     }
-    memory_.free(scope.queue(), memory, bytes);
   } catch (...) {  // the device is lost, or belongs to the process that this one was forked from
   }
 }

@@ -45,29 +45,38 @@ void Pager::cut_windows(std::vector<std::vector<at::Tensor>> states, std::uint64
 }
 
 void Pager::before(std::size_t parameter) {
-  while (entered_ < windows_.size() && windows_[entered_].first <= parameter) {
-    move_pages(entered_);
+  for (; entered_ < windows_.size() && windows_[entered_].first <= parameter; ++entered_) {
+    enter(entered_);
     windows_[entered_].arrived->block(current_stream_of(device_));
-    ++entered_;
   }
 }
 
 void Pager::finish() {
-  if (!windows_.empty()) move_pages(windows_.size());
+  if (windows_.empty()) return;
+  const auto is_current = paging_streams().hand_over(device_).take();
+  send_back(windows_.back());
 }
 
-/// Moves pages on the side stream, once the current stream has reached the beginning of a window or the end. Evicts the
-/// window before and prefetches the next one; at the very first window, that one too.
-void Pager::move_pages(std::size_t entered) {
+/// Moves pages on the side stream, once the current stream has reached the beginning of a window: those of the windows
+/// before and after it.
+void Pager::enter(std::size_t window) {
   const auto is_current = paging_streams().hand_over(device_).take();
-  if (entered > 0) {
-    for (const at::Tensor& state : windows_[entered - 1].states) evict(state);
+  if (window == 0) {
+    bring(windows_[window]);
+  } else {
+    send_back(windows_[window - 1]);
   }
-  for (std::size_t i = entered == 0 ? 0 : entered + 1; i <= entered + 1 && i < windows_.size(); ++i) {
-    for (const at::Tensor& state : windows_[i].states) prefetch(state);
-    windows_[i].arrived = make_event(device_.type(), /*timing=*/false);
-    windows_[i].arrived->record(current_stream_of(device_));
-  }
+  if (window + 1 < windows_.size()) bring(windows_[window + 1]);
+}
+
+void Pager::bring(Window& window) const {
+  for (const at::Tensor& state : window.states) prefetch(state);
+  window.arrived = make_event(device_.type(), /*timing=*/false);
+  window.arrived->record(current_stream_of(device_));
+}
+
+void Pager::send_back(const Window& window) {
+  for (const at::Tensor& state : window.states) evict(state);
 }
 
 }  // namespace octavo

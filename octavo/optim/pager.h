@@ -43,7 +43,9 @@ class OCTAVO_API Pager {
   };
 
   void cut_windows(std::vector<std::vector<at::Tensor>> states, std::uint64_t window_bytes);
-  void move_pages(std::size_t entered);
+  void enter(std::size_t window);
+  void bring(Window& window) const;
+  static void send_back(const Window& window);
 
   c10::Device device_;
   std::vector<Window> windows_;

@@ -100,6 +100,11 @@ def _require_hookable(model: DistributedDataParallel) -> None:
             "[ddp.compress] this model delays gradients (delay_all_reduce_named_params), which DDP sends by itself "
             "and does not wait for: leave the option out"
         )
+    if getattr(model, "skip_all_reduce_unused_params", False):
+        raise ValueError(
+            "[ddp.compress] this model leaves out buckets of unused parameters (skip_all_reduce_unused_params), and "
+            "then no hook is told that a backward pass has ended: leave the option out"
+        )
 
 
 def _require_no_hosts(joined: JoinedOptimizer, host_size: int) -> None:

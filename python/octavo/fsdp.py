@@ -168,7 +168,9 @@ def compress_fsdp(
         require_same_on_all_ranks(meeting, group.rank(), agreed, "fsdp.compress")
     setting = dict(timeout_s=timeout_s, paging=paging, seed=seed)
     compressor, layout = _compressor(meetings, replicas, shards, plan, table, parameters.values(), **setting)
-    _attach(model, compressor, groups, list(parameters.values()), shards.size(), has_replicas=replicas is not None)
+    # FSDP2 calls no reduce-scatter where one rank has all shards, but it calls the hook of its all-reduce
+    by_all_reduce = replicas is not None or shards.size() == 1
+    _attach(model, compressor, groups, list(parameters.values()), shards.size(), by_all_reduce=by_all_reduce)
     _compressed.add(model)
     unmovable = [name for name, p in parameters.items() if _shard_dim(p) != 0 and replicas is None]
     return ShardedHandle(compressor, parameters, model, unmovable, layout=layout, optimizer=optimizer, scaler=scaler)
@@ -199,14 +201,14 @@ def _attach(
     parameters: Sequence[DTensor],
     shards: int,
     *,
-    has_replicas: bool,
+    by_all_reduce: bool,
 ) -> None:
     index = {parameter: i for i, parameter in enumerate(parameters)}
     hook = _C.FsdpHook(compressor, [[(index[p], _shard_size(p, shards)) for p in group.parameters] for group in groups])
     for number, group in enumerate(groups):
         for module in group.modules:
             try:
-                if has_replicas:
+                if by_all_reduce:
                     module.set_all_reduce_hook(partial(hook.all_reduce, number))
                 else:
                     module.set_custom_reduce_scatter(_ReduceScatter(hook, number))

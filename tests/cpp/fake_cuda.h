@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "octavo/kernels/backend.h"
@@ -49,7 +51,10 @@ class FakeCudaGuard : public c10::impl::DeviceGuardImplInterface {
     for (const auto& [key, queue] : queues_) {
       if (key.first == device) runtime().wait(queue);
     }
+    if (const std::string failure = std::exchange(failure_, ""); !failure.empty()) throw std::runtime_error(failure);
   }
+  /// Lets the next synchronizeDevice() tell that a kernel has failed.
+  void fail_next_wait(std::string failure) { failure_ = std::move(failure); }
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
     if (*event == nullptr) *event = runtime().create_event();
@@ -80,6 +85,7 @@ class FakeCudaGuard : public c10::impl::DeviceGuardImplInterface {
 
   static inline thread_local c10::DeviceIndex current_ = 0;
   mutable std::atomic<c10::StreamId> made_ = 0;
+  mutable std::string failure_;
   mutable std::mutex mutex_;
   mutable std::map<std::pair<c10::DeviceIndex, c10::StreamId>, Queue> queues_;
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/schedule/schedule_pool.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "octavo/comm/schedule/all_reduce_sum.h"
@@ -11,8 +12,42 @@
 
 namespace octavo {
 
+namespace {
+
+constexpr std::uint64_t kStepsBetweenLooks = 8;
+
+}  // namespace
+
 SchedulePool::SchedulePool(Wire& wire, Wire* host, bool owners_keep_sums)
     : wire_(wire), host_(host), owners_keep_sums_(owners_keep_sums) {}
+
+void SchedulePool::Sizes::grow_to(const Sizes& other) {
+  bucket = std::max(bucket, other.bucket);
+  message = std::max(message, other.message);
+  message_in_host = std::max(message_in_host, other.message_in_host);
+}
+
+void SchedulePool::begin_step() {
+  if (++steps_ % kStepsBetweenLooks != 0) return;
+  if (recent_.bucket > 0 && recent_.bucket < largest_.bucket / 2) {
+    idle_encoding_.clear();
+    idle_dense_.clear();
+    largest_ = recent_;
+    tell_wires();
+  }
+  recent_ = {};
+}
+
+void SchedulePool::expect(const Sizes& bucket) {
+  recent_.grow_to(bucket);
+  largest_.grow_to(bucket);
+  tell_wires();
+}
+
+void SchedulePool::tell_wires() {
+  wire_.set_longest_message(largest_.message);
+  if (host_) host_->set_longest_message(largest_.message_in_host);
+}
 
 std::unique_ptr<Schedule> SchedulePool::take(c10::Device device, bool is_encoded) {
   auto& free = idle(is_encoded)[device];

@@ -10,21 +10,33 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from octavo.arguments import is_number
-from octavo.optim.checks import require_inert, require_real
+from octavo.optim.checks import require_inert, require_no_capture, require_real
 
 # Decorates steps, which ``torch.compile`` is to call and not to trace: it would compile a step anew for every number of
 # a step. The public ``torch.compiler.disable`` would import Dynamo together with this module.
 not_compiled = torch._disable_dynamo
 
 
+def outside_of_inference(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a method that makes states: it is not differentiated, and it is called outside of inference mode. A
+    state that was made in inference mode could not be changed by the steps after it."""
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode(False), torch.no_grad():
+            return method(*args, **kwargs)
+
+    return call
+
+
 def eager_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a step: it is neither traced nor differentiated, and it is made outside of inference mode. A state that
-    was made in inference mode could not be changed by the steps after it."""
+    """Decorates a step: it is neither traced nor captured, and it is ``outside_of_inference``."""
+    made = outside_of_inference(step)
 
     @wraps(step)
-    def eager(*args: Any, **kwargs: Any) -> Any:
-        with torch.inference_mode(False), torch.no_grad():
-            return step(*args, **kwargs)
+    def eager(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        require_no_capture(optimizer)
+        return made(optimizer, *args, **kwargs)
 
     return not_compiled(eager)
 
@@ -53,6 +65,19 @@ def loss_of(closure: Callable[[], Tensor] | None) -> Tensor | None:
         return None
     with torch.enable_grad():
         return closure()
+
+
+class Saved:
+    """Hides a saved state in torch's ``load_state_dict``, which would copy its tensors in the dtype and to the device
+    of their parameter."""
+
+    def __init__(self, state: Any):
+        self.state = state
+
+    @staticmethod
+    def of(state: Any) -> Any:
+        """Returns a state that may be hidden."""
+        return state.state if isinstance(state, Saved) else state
 
 
 class CheckedOptimizer(Optimizer):
@@ -94,23 +119,19 @@ class CheckedOptimizer(Optimizer):
         are_two = isinstance(betas, Sequence) and len(betas) == 2 and all(is_number(b) and 0 <= b < 1 for b in betas)
         self._require(are_two, "two betas from 0 to below 1", betas)
 
-    def _load_checked(
-        self, state_dict: dict[str, Any], check: Callable[[dict[str, Any]], dict[str, Any] | None]
-    ) -> dict[str, Any]:
-        """Loads the state dict that the hooks of the program make of ``state_dict``, and returns it. ``check`` sees it
-        before anything has changed, and may return another one in its place."""
-        hooked = []
+    def _load_checked(self, state_dict: dict[str, Any], check: Callable[[dict[str, Any]], None]) -> None:
+        """Loads the state dict that the hooks of the program make of ``state_dict``. ``check`` sees it before anything
+        has changed. ``__setstate__`` gets the states of parameters as ``Saved``."""
 
-        def check_last(_: Optimizer, seen: dict[str, Any]) -> dict[str, Any] | None:
-            hooked.append(seen)
-            return check(seen)
+        def check_last(_: Optimizer, seen: dict[str, Any]) -> dict[str, Any]:
+            check(seen)
+            return seen | {"state": {key: Saved(state) for key, state in seen["state"].items()}}
 
         hook = self.register_load_state_dict_pre_hook(check_last)
         try:
             super().load_state_dict(state_dict)
         finally:
             hook.remove()
-        return hooked[0]
 
     def _betas(self, group: dict[str, Any]) -> tuple[float, float]:
         return group["betas"]

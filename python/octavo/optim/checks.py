@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -42,9 +43,21 @@ def require_dense(optimizer: Optimizer, gradient: Tensor) -> None:
         )
 
 
+def require_no_capture(optimizer: Optimizer) -> None:
+    """Raises RuntimeError while a CUDA graph is captured. The operators take the numbers of a step by value, and a
+    replay would repeat them."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"[optim.{type(optimizer).__name__}] a step cannot be captured in a CUDA graph, whose replays would repeat "
+            f"the learning rate, the bias corrections and the random bits of this one step: capture the forward and "
+            f"backward pass alone, and call step() after each replay"
+        )
+
+
 def page_folder(page_dir: str | os.PathLike | None, is_paged: bool, where: str) -> str | None:
-    """Returns ``page_dir`` as a text. Raises ValueError, in the name of ``where``, for one without paged states and for
-    one that is no directory, TypeError for what is no path."""
+    """Returns ``page_dir`` as an absolute path, because files are made there later, when another directory may be the
+    current one. Raises ValueError, in the name of ``where``, for one without paged states and for one that is no
+    directory, TypeError for what is no path."""
     if page_dir is None:
         return None
     if not isinstance(page_dir, str | os.PathLike):
@@ -53,7 +66,7 @@ def page_folder(page_dir: str | os.PathLike | None, is_paged: bool, where: str) 
         raise ValueError(f"[{where}] page_dir is for paged states, got '{page_dir}': pass is_paged=True, too")
     if not os.path.isdir(page_dir):
         raise ValueError(f"[{where}] page_dir '{page_dir}' is no directory: make it first")
-    return os.fspath(page_dir)
+    return os.path.abspath(page_dir)
 
 
 def require_same_kind(optimizer: Any, saved_groups: Sequence[Mapping[str, Any]], where: str) -> None:
@@ -135,14 +148,57 @@ def _require_names(optimizer: Optimizer, saved: Set[str], needed: Set[str], allo
             )
 
 
-_OF_ELEMENTS = frozenset({"exp_avg", "exp_avg_sq", "preconditioner", "anchor", "update"})
+OF_ELEMENTS = frozenset({"exp_avg", "exp_avg_sq", "preconditioner", "anchor", "update"})
+"""The states with a value for each element of the parameter; others are single numbers."""
 
 
 def _require_shapes(optimizer: Optimizer, saved: Mapping[str, Any], parameter: Tensor) -> None:
-    for name in sorted(_OF_ELEMENTS & saved.keys()):
+    for name in sorted(OF_ELEMENTS & saved.keys()):
         got = tuple(saved[name].shape) if isinstance(saved[name], Tensor) else saved[name]
         if got != tuple(parameter.shape):
             raise ValueError(
                 f"[optim.{type(optimizer).__name__}] expected the saved {name} as a tensor of shape "
                 f"{tuple(parameter.shape)}, got {got!r}; nothing has changed"
             )
+
+
+def require_steppable(
+    optimizer: Optimizer, parameter: Tensor, state: Mapping[str, Any], in_own_dtype: Set[str] = frozenset()
+) -> None:
+    """Raises ValueError where the step of a parameter that has a gradient could not be made. Operators refuse the same,
+    but one that is called for a single parameter, or for a group, does so when others have moved. ``in_own_dtype``: the
+    states that may be in another dtype than float32."""
+    _require_writable(optimizer, parameter)
+    states = {name: state[name] for name in sorted(OF_ELEMENTS & state.keys())}
+    for name, tensor in {"gradient": parameter.grad, **states}.items():
+        may_be_any = name == "gradient" or name in in_own_dtype
+        is_of_dtype = tensor.is_floating_point() if may_be_any else tensor.dtype == torch.float32
+        is_alike = tensor.shape == parameter.shape and tensor.device == parameter.device
+        if not (is_of_dtype and is_alike and tensor.layout is torch.strided):
+            raise ValueError(
+                f"[optim.{type(optimizer).__name__}] expected the {name} of a parameter as strided "
+                f"{'floats' if may_be_any else 'float32'} {_place_of(parameter)}, got {_described(tensor)}; no "
+                f"parameter has moved"
+            )
+
+
+def _require_writable(optimizer: Optimizer, parameter: Tensor) -> None:
+    name = type(optimizer).__name__
+    if parameter.layout is not torch.strided or not parameter.is_floating_point():
+        raise ValueError(
+            f"[optim.{name}] expected strided parameters of a floating dtype, got {_described(parameter)}; no "
+            f"parameter has moved"
+        )
+    if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
+        raise ValueError(
+            f"[optim.{name}] expected parameters with memory for each element, got strides {parameter.stride()} of "
+            f"{tuple(parameter.shape)}, as expand() makes them: call contiguous(); no parameter has moved"
+        )
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{tensor.layout} {tensor.dtype} {_place_of(tensor)}"
+
+
+def _place_of(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} on {tensor.device}"

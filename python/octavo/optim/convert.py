@@ -194,7 +194,9 @@ def _exported(
     unwanted: set[str],
 ) -> dict[str, Any]:
     """Returns a state dict with ``exported(state, bits of codes, parameter)`` of each parameter that has a state, and
-    the groups without the ``unwanted`` options, which the other library does not have."""
+    the groups without the ``unwanted`` options, which the other library does not have. Raises RuntimeError in a forked
+    process, as ``state_dict()`` does, where states are in files that the parent writes to."""
+    optimizer._maker.memory.require_own_process()
     states: dict[int, dict[str, Any]] = {}
     groups: list[dict[str, Any]] = []
     numbers = itertools.count()  # not those of state_dict(), which hooks of the program may have changed

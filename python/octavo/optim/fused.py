@@ -15,17 +15,16 @@ from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
 
 from octavo.arguments import is_whole_number
-from octavo.optim.base import CheckedOptimizer, eager_step, loss_of, of_itself
+from octavo.optim.base import CheckedOptimizer, Saved, eager_step, loss_of, of_itself, outside_of_inference
 from octavo.optim.checks import TORCHS_OWN, page_folder, require_dense, require_group_options
 from octavo.optim.clipping import GradientClip, require_max_norm
 from octavo.optim.nonfinite import NONFINITE, NonfiniteFlags, NothingChanged, finite_on_all_ranks
-from octavo.optim.overrides import groups_by_name
+from octavo.optim.overrides import groups_by_name, names_of_groups
 from octavo.optim.rounding_numbers import RoundingNumbers, first_elements
 from octavo.optim.shards import is_sharded, local, match_placements
 from octavo.optim.state_formats import has_codes, is_fitting
 from octavo.optim.states import StateMaker
 from octavo.optim.steps_in_backward import are_registered, require_unawaited, step_in_backward
-from octavo.parameters import plain_name
 
 STEP_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BF16_ROUNDING = ("nearest", "stochastic", "extra_bits")
@@ -364,12 +363,14 @@ class FusedOptimizer(CheckedOptimizer):
         """Returns torch's form of a state dict, with the states' own tensors. The states of DTensors are DTensors in
         it, on the parameter's mesh and with its placements: ``torch.distributed.checkpoint`` can save them, and load
         them on another number of ranks."""
+        self._maker.memory.require_own_process()
         hook = self.register_state_dict_post_hook(_make_portable, prepend=True)  # before the hooks of the program
         try:
             return super().state_dict()
         finally:
             hook.remove()
 
+    @outside_of_inference
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes back what ``state_dict()`` of this optimizer, or of another one of this family, has returned, or that
         of ``torch.optim.Adam`` and ``AdamW``; and the result of ``from_bitsandbytes``.
@@ -380,16 +381,13 @@ class FusedOptimizer(CheckedOptimizer):
         optimizer keeps its own. The saved tensors may be on any device, and are not kept. Raises ValueError for the
         state of another optimizer or of other shapes; whatever it raises, nothing has changed.
         """
-
-        def check(saved: dict[str, Any]) -> dict[str, Any]:
-            require_group_options(self, saved, self._own_options)
-            return saved | {"state": {key: _Saved(state) for key, state in saved["state"].items()}}
-
-        self._load_checked(state_dict, check)
+        self._load_checked(state_dict, lambda saved: require_group_options(self, saved, self._own_options))
 
     def __getstate__(self) -> dict[str, Any]:
+        self._maker.memory.require_own_process()
         return super().__getstate__() | {"_page_dir": self._maker.memory.page_dir}
 
+    @outside_of_inference
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a copy, or what ``load_state_dict`` was given. States that belong in managed memory are copied
         there."""
@@ -399,6 +397,7 @@ class FusedOptimizer(CheckedOptimizer):
             self._nonfinite, self._rounding_numbers = NonfiniteFlags(), RoundingNumbers()
             groups = [state["defaults"] | group for group in saved_groups]
         else:
+            self._require_same_names(saved_groups)
             groups = [self._loaded(*pair) for pair in zip(saved_groups, self.param_groups, strict=True)]
         states: dict[Tensor, dict[str, Tensor]] = {}
         for group, saved_group in zip(groups, saved_groups, strict=True):
@@ -406,21 +405,23 @@ class FusedOptimizer(CheckedOptimizer):
             saved_bits = 4 if saved_group.get("optim_bits") == 4 else 8
             for parameter in group["params"]:
                 if parameter in state["state"]:
-                    saved = state["state"][parameter]
-                    saved = saved.state if isinstance(saved, _Saved) else saved
+                    saved = Saved.of(state["state"][parameter])
                     states[parameter] = self._maker.restored(group, parameter, saved, saved_bits)
         super().__setstate__(state | {"param_groups": groups, "state": defaultdict(dict, states)})
         self._maker.memory.belongs_here()
 
+    def _require_same_names(self, saved_groups: Sequence[dict[str, Any]]) -> None:
+        """Raises ValueError where the parameters of a group were saved by other names than they have here."""
+        for theirs, ours in zip(names_of_groups(saved_groups), names_of_groups(self.param_groups), strict=True):
+            if ours and theirs and ours != theirs:
+                other, name = next((a, b) for a, b in zip(theirs, ours, strict=True) if a != b)
+                raise ValueError(
+                    f"[optim.{type(self).__name__}] the saved state is of other parameters, or of parameters in "
+                    f"another order: it has '{other}' where this optimizer has '{name}'; nothing has changed"
+                )
+
     def _loaded(self, saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         """Returns the options that a group has after a load."""
-        ours, theirs = ([plain_name(name) for name in group.get("param_names", ())] for group in (own, saved))
-        if ours and theirs and ours != theirs:
-            other, name = next((a, b) for a, b in zip(theirs, ours, strict=True) if a != b)
-            raise ValueError(
-                f"[optim.{type(self).__name__}] the saved state is of other parameters, or of parameters in another "
-                f"order: it has '{other}' where this optimizer has '{name}'; nothing has changed"
-            )
         for name in ("amsgrad", "maximize"):
             self._require(not saved.get(name), f"a state without {name}, which is not supported", saved.get(name))
         kept = {name: value for name, value in saved.items() if name not in TORCHS_OWN}
@@ -436,11 +437,3 @@ def _make_portable(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> Non
         for parameter, key in zip(group["params"], saved["params"], strict=True):
             if key in states:
                 states[key] = optimizer._maker.portable(group, parameter, states[key])
-
-
-class _Saved:
-    """Hides a saved state in torch's ``load_state_dict``, which would copy its tensors in the dtype and to the device
-    of their parameter."""
-
-    def __init__(self, state: Any):
-        self.state = state

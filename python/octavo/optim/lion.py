@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan
-from octavo.optim.base import of_itself
-from octavo.optim.checks import without_inert
+from octavo.optim.base import of_itself, outside_of_inference
+from octavo.optim.checks import require_steppable, without_inert
 from octavo.optim.fused import FusedOptimizer, StepCall
 from octavo.optim.joined import JoinedOptimizer
 
@@ -198,8 +198,14 @@ class DistributedLion(JoinedOptimizer, Lion):
             return super()._step_calls(group, parameters, factor)
         updates = [parameter.grad for parameter in parameters]
         make = partial(torch.ops.octavo.sign_step_, parameters, updates, group["lr"], group["weight_decay"])
-        return [StepCall(make)]
 
+        def check() -> None:
+            for parameter in parameters:
+                require_steppable(self, parameter, {})
+
+        return [StepCall(make, check)]
+
+    @outside_of_inference
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._enter_phase()

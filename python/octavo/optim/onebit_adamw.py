@@ -15,8 +15,8 @@ from torch import Tensor
 
 from octavo._C import Plan
 from octavo.arguments import is_number
-from octavo.optim.base import eager_step, loss_of, of_itself
-from octavo.optim.checks import require_dense, require_group_options, require_parameter_states
+from octavo.optim.base import eager_step, loss_of, of_itself, outside_of_inference
+from octavo.optim.checks import require_group_options, require_parameter_states
 from octavo.optim.clipping import clip_factor, require_max_norm, total_norm
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
@@ -68,6 +68,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     _names = frozenset({"step", "frozen", "power", "frozen_power", "exp_avg", "exp_avg_sq"})  # in a parameter's state
     _alike = ("warmup_steps", "warmup_plan", "frozen_beta")
     _more_defaults: Mapping[str, Any] = MappingProxyType({})  # the options that a subclass adds
+    _must_freeze = False  # whether a freeze has failed midway
     _clipped_step: int | None = None  # the step whose gradients were clipped, as the handle counts
     _clipped_by = 1.0  # the factor that they were multiplied by
 
@@ -142,7 +143,10 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         self._require_all_valid()
         self._memory.require_own_process()
         self._require_joined()
+        if self._finish_freeze() and self._handle is not None:
+            return loss  # no forward pass has followed the step that failed: it has used these gradients
         self._require_momenta("step")
+        self._require_steppable()
         powers = self._powers()
         # Squares of finite gradients may leave float32, and would stay in the sums of squares for good.
         is_finite = all(map(math.isfinite, powers.values()))
@@ -175,10 +179,8 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
             known = {parameter: factor**2 * power for parameter, power in self._handle.gradient_powers().items()}
         powers = {}
         for parameter in self._parameters():
-            if parameter.grad is None:
-                continue
-            require_dense(self, parameter.grad)
-            powers[parameter] = known[parameter] if parameter in known else _mean_square(parameter.grad)
+            if parameter.grad is not None:
+                powers[parameter] = known[parameter] if parameter in known else _mean_square(parameter.grad)
         return powers
 
     def _make_step(self, powers: dict[Tensor, float]) -> None:
@@ -300,24 +302,37 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         """Returns by what factor the root of the variance has grown since the freeze; at least 0.1."""
         return max(0.1, (self._power(state, beta2) / state["frozen_power"]) ** 0.5)
 
+    def _finish_freeze(self) -> bool:
+        """Does what is left of a freeze that failed midway, here or in the run whose state was loaded. Returns whether
+        there was one."""
+        is_begun = not self.frozen and any(state.get("frozen") for state in self.state.values())
+        if not (self._must_freeze or is_begun):
+            return False
+        self._freeze()
+        return True
+
     def _freeze(self) -> None:
+        """Freezes what is not frozen yet, one parameter after another, because copies of all variances could find no
+        memory. Where it fails, the next call goes on."""
+        self._must_freeze = True
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state.get(parameter)
                 # without any gradient all of the preconditioner would be 1 / eps
                 if state and not state["frozen"] and state["power"] > 0:
                     self._freeze_state(state, group)
+        for group in self.param_groups:
             group["frozen"] = True
         self._enter_phase()
+        self._must_freeze = False
 
     def _freeze_state(self, state: dict[str, Any], group: dict[str, Any]) -> None:
-        """Freezes the variance of a parameter that had a gradient."""
+        """Freezes the variance of a parameter that had a gradient. Where it finds no memory, nothing has changed."""
         (beta1, beta2), step = group["betas"], state["step"]
         mean, square = state["exp_avg"], state["exp_avg_sq"]
         torch.ops.octavo.freeze_variance_(square, step, beta2, group["eps"], group["variance_floor"])
         mean.mul_(square).div_(1 - beta1**step)
-        state["frozen"] = True
-        state["frozen_power"] = self._power(state, beta2)
+        state.update(frozen=True, frozen_power=self._power(state, beta2))
 
     # ---- the handle of octavo.compress
 
@@ -334,6 +349,10 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
 
     def require_plan(self, plan: Plan) -> None:
         self._require_magnitudes(plan)
+
+    @outside_of_inference
+    def _before_forward(self, *_: object) -> None:
+        self._finish_freeze()  # before momenta are sent: the other ranks may have frozen their variances
 
     def _enter_phase(self) -> None:
         if self._handle is None:
@@ -362,6 +381,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
 
     # ---- state
 
+    @outside_of_inference
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises ValueError for the state of another optimizer or of other shapes; nothing has changed then."""
 
@@ -370,21 +390,11 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
             require_parameter_states(self, saved, lambda _: (self._names, frozenset()))
 
         warmup_steps, warmup_plan = self.warmup_steps, self.warmup_plan
-        state_dict = self._load_checked(state_dict, check)
-        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+        self._load_checked(state_dict, check)
+        for group in self.param_groups:
             group.update(warmup_steps=warmup_steps, warmup_plan=warmup_plan)
-            for key, parameter in zip(saved["params"], group["params"], strict=True):
-                self._restore_float32(parameter, state_dict["state"].get(key, {}))
-        self._memory.belongs_here()
+        self._must_freeze = False
         self._enter_phase()
-
-    def _restore_float32(self, parameter: Tensor, saved: dict[str, Any]) -> None:
-        """Copies the saved tensors in float32 and in the parameter's memory order. torch casts states to the
-        parameter's dtype, in which a preconditioner may be infinite, and the hook reads them in the parameter's memory
-        order."""
-        for key in ("exp_avg", "exp_avg_sq"):
-            if key in saved:
-                self.state[parameter][key] = self._zeros_like(parameter).copy_(saved[key])
 
 
 def _mean_square(gradient: Tensor) -> float:

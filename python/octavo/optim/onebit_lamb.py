@@ -118,8 +118,8 @@ class OneBitLamb(OneBitAdamW):
             state["coefficient"] = beta * state["coefficient"] + (1 - beta) * coefficient
 
     def _freeze_state(self, state: dict[str, Any], group: dict[str, Any]) -> None:
+        super()._freeze_state(state, group)  # first: where it fails, nothing has changed
         state["coefficient"] /= 1 - group["coefficient_beta"] ** state["step"]  # corrected for its start at zero
-        super()._freeze_state(state, group)
 
     def _frozen_sizes(self, state: dict[str, Any], group: dict[str, Any]) -> tuple[float, float]:
         (least, greatest), change = group["factor_bounds"], group["factor_change"]

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor
 
 from octavo.parameters import plain_name
+
+_OF_WRAPPERS = "module."  # what the names of a wrapped model begin with
 
 
 def groups_by_name(
@@ -55,6 +57,16 @@ def groups_by_name(
             f"of whole names, such as '*.norm.weight' or 'embed*'"
         )
     return groups
+
+
+def names_of_groups(groups: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Returns the names of the parameters of each group as they are in the model itself; none where a group has none.
+    DistributedDataParallel begins those of all parameters with ``module.``, as other wrappers do; a model that itself
+    begins all of its names so has them without it here, too, since nothing tells the two apart."""
+    names = [[plain_name(name) for name in group.get("param_names", ())] for group in groups]
+    while any(names) and all(name.startswith(_OF_WRAPPERS) for of_one in names for name in of_one):
+        names = [[name.removeprefix(_OF_WRAPPERS) for name in of_one] for of_one in names]
+    return names
 
 
 def _named(owner: str, params: Any) -> list[tuple[str, Tensor]]:

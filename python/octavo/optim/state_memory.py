@@ -39,12 +39,13 @@ class StateMemory:
 
     def require_own_process(self) -> None:
         """Raises RuntimeError in a forked process where states are in files, because it shares these files with its
-        parent."""
+        parent: a step would write to them, and a copy could be of several of the parent's steps at once."""
         if self.page_dir is not None and self.arenas and self._process != os.getpid():
             raise RuntimeError(
                 f"[optim.{self._owner}] the states in page_dir belong to process {self._process}, from which this one "
-                f"was forked, and both would write to them: load the optimizer's own state_dict(), which makes copies, "
-                f"or make its first step after the fork"
+                f"was forked and which may be writing to the same files, so that they can be neither stepped nor saved "
+                f"here: load what copy.deepcopy(optimizer.state_dict()) gave there before the fork, or make the first "
+                f"step after the fork"
             )
 
     def belongs_here(self) -> None:

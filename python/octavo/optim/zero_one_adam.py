@@ -14,8 +14,8 @@ from torch import Tensor
 from octavo._C import Plan, ZeroOneKind, zero_one_kind
 from octavo.arguments import is_whole_number
 from octavo.finite import all_finite
-from octavo.optim.base import eager_step, loss_of
-from octavo.optim.checks import require_dense, require_group_options, require_parameter_states
+from octavo.optim.base import eager_step, loss_of, outside_of_inference
+from octavo.optim.checks import require_group_options, require_parameter_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
 from octavo.optim.zero_one_steps import (
@@ -101,6 +101,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     _own_options = frozenset(_SCHEDULE)  # options of parameter groups by which a saved state is recognized
     _alike = ("betas", *_SCHEDULE)
+    _in_own_dtype = frozenset({"anchor"})
 
     # the step under way, as it was when its forward pass began
     _kind = _VARIANCE
@@ -194,9 +195,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             "says what a step is); a GradScaler must be given to octavo.compress(..., scaler=scaler) and must unscale "
             "before",
         )
-        for parameter in self._parameters():
-            if parameter.grad is not None:
-                require_dense(self, parameter.grad)
+        self._require_steppable()
         if self._handle is None:
             if self._made is None:  # otherwise this call does what is left of a step that found no memory
                 self._step_alone()
@@ -213,7 +212,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         self._made = None  # only now: a step that found no memory can be made again
         return loss
 
-    @torch.no_grad()
+    @outside_of_inference
     def synchronize(self) -> None:
         """Makes parameters and momenta the same on all ranks, as a sync step does, but without a gradient and outside
         of backward. It sends nothing where they are the same already. Call it on all ranks, between steps."""
@@ -259,6 +258,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         if self._is_registered and beta != self._beta:
             self._register()
 
+    @outside_of_inference
     def _note_last_step(self) -> None:
         """Takes note of the handle's last step, if it has made one. Where that finds no memory, the next call does
         what is left of it."""
@@ -467,14 +467,17 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     # ---- state
 
     def __getstate__(self) -> dict[str, Any]:
+        self._memory.require_own_process()  # first: what is left of the last step changes states
         self._note_last_step()
         return super().__getstate__()
 
     def state_dict(self) -> dict[str, Any]:
+        self._memory.require_own_process()  # first: what is left of the last step changes states
         self._note_last_step()
         self._set_position(learnt=any(self.state.values()))
         return super().state_dict()
 
+    @outside_of_inference
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises ValueError for the state of another optimizer or of other shapes; nothing has changed then."""
 
@@ -483,16 +486,10 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             require_parameter_states(self, saved, _names_like)
             _require_any_state(saved)
 
-        state_dict = self._load_checked(state_dict, check)
-        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
-            for key, parameter in zip(saved["params"], group["params"], strict=True):
-                for what, value in state_dict["state"].get(key, {}).items():
-                    if isinstance(value, Tensor):  # which torch has cast to the parameter's dtype
-                        dtype = parameter.dtype if what == "anchor" else torch.float32
-                        self.state[parameter][what] = self._zeros_like(parameter, dtype).copy_(value)
-                if self._handle is None and "preconditioner" in self.state[parameter]:
-                    self._begin_round_alone(parameter)
-        self._memory.belongs_here()
+        self._load_checked(state_dict, check)
+        for parameter, state in self.state.items():
+            if self._handle is None and "preconditioner" in state:
+                self._begin_round_alone(parameter)
         self._enter_phase()
 
     @torch.no_grad()

@@ -2,8 +2,8 @@
 """Checkpoints of an engine, by ``torch.distributed.checkpoint``: parameters and the optimizer's states as flat
 DTensors, which any number of ranks can load, whatever the stage.
 
-Their keys: parameters/NAME, module/NAME (buffers, and what needs no gradient), optimizer/NAME/KEY, groups,
-residuals/RANK/KEY, about/RANK.
+Their keys: parameters/NAME, module/NAME (buffers, and what needs no gradient), shapes (those of the parameters, by
+name; older checkpoints lack them), optimizer/NAME/KEY, groups, residuals/RANK/KEY, about/RANK.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def load(engine: ZeroEngine, directory: Path, peers: Peers) -> None:
     texts = {key: None for key in saved if is_text[key]}
     with _errors_of_all(where, what):
         dcp.load(texts, checkpoint_id=newest, process_group=peers.group)
+    _require_these_shapes(engine, json.loads(texts.get("shapes", "{}")))
     options = json.loads(texts["groups"])
     require_same_kind(engine.optimizer, options, where)  # before anything changes
     parts = parts_by_name(engine)
@@ -140,8 +141,9 @@ def _state_of(engine: ZeroEngine, rank: int) -> dict[str, Any]:
                     f"be shared out between ranks: keep numbers, or tensors of the parameter's shape"
                 )
             state[f"optimizer/{name}/{key}"] = value
-    # as a text: torch.distributed.checkpoint would take a list apart
+    # as texts: torch.distributed.checkpoint would take a list apart
     state["groups"] = _text_of(options_of(engine.optimizer))
+    state["shapes"] = json.dumps(_shapes_of(engine))
     about = {}
     for key, value in engine.handle.state_dict().items():
         if isinstance(value, Tensor):
@@ -184,6 +186,21 @@ def _require_this_model(engine: ZeroEngine, saved: dict[str, Any]) -> None:
             raise ValueError(
                 f"[zero.load_checkpoint] this is the checkpoint of another model: it has {_kind_of(theirs.get(key))} "
                 f"for {key.partition('/')[2]}, this model {_kind_of(ours.get(key))}; nothing has changed"
+            )
+
+
+def _shapes_of(engine: ZeroEngine) -> dict[str, list[int]]:
+    return {plain_name(name): list(p.shape) for name, p in engine.module.named_parameters() if p in engine.parts}
+
+
+def _require_these_shapes(engine: ZeroEngine, saved: dict[str, list[int]]) -> None:
+    """Raises ValueError where the checkpoint has a parameter in another shape of as many elements."""
+    for name, shape in sorted(_shapes_of(engine).items()):
+        theirs = saved.get(name, shape)
+        if theirs != shape:
+            raise ValueError(
+                f"[zero.load_checkpoint] this is the checkpoint of another model: it has {tuple(theirs)} as the shape "
+                f"of {name}, this model {tuple(shape)}; nothing has changed"
             )
 
 

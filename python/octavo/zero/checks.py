@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.weak import WeakIdKeyDictionary
 
 from octavo.optim.checks import SENDING_OPTIMIZERS, has_base_named
 from octavo.optim.joined import JoinedOptimizer
 from octavo.outer import Outer
 from octavo.plain_model import require_plain_model
+from octavo.zero.config import ZeroConfig
+from octavo.zero.overlaps import require_apart
 from octavo.zero.parts import OwnPart
 
 _LOOK_AT_SHAPES = {
@@ -30,46 +31,43 @@ cannot be imported here to compare with."""
 
 
 def require_shareable(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, stage: int, has_parts_apart: bool
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, config: ZeroConfig
 ) -> None:
-    """Raises ValueError for what the stage cannot share out. ``parameters``: those of the model that need a gradient.
-    ``has_parts_apart``: whether ranks keep their parts in other memory than the whole parameters."""
+    """Raises ValueError for what the stage cannot share out. ``parameters``: those of the model that need a
+    gradient."""
     require_plain_model(model, "zero.initialize")
     require_without_engine(parameters)
     require_trainable(parameters, optimizer)
-    if has_parts_apart:
+    if config.has_parts_apart:
         require_unwritten(model)
-    if stage == 3:
+    if config.zero_stage == 3:
         require_uncompiled(model)
-        require_gatherable(model)
+    require_apart(model, config)
 
 
-#: The engine that trains a parameter, by parameter.
-_engines = WeakIdKeyDictionary()
+#: The ids of the parameters that engines train. No reference to a parameter is kept, not even a weak one, because torch
+#: does not convert models whose parameters have any. Engines keep their parameters, so that the ids stay theirs.
+_trained: set[int] = set()
 
 
 def remember_engine(engine: object, parameters: Mapping[str, nn.Parameter]) -> None:
     """Keeps other engines from training these parameters as long as there is this one."""
-    for parameter in parameters.values():
-        _engines[parameter] = weakref.ref(engine)
+    ids = {id(parameter) for parameter in parameters.values()}
+    _trained.update(ids)
+    weakref.finalize(engine, _trained.difference_update, ids).atexit = False
 
 
 def require_without_engine(parameters: Mapping[str, nn.Parameter]) -> None:
     """Raises ValueError where another engine trains one of the parameters: both would take its gradients, and move what
     the other one holds."""
     for name, parameter in parameters.items():
-        if _has_engine(parameter):
+        if id(parameter) in _trained:
             gc.collect()  # an engine that nobody has may wait for that
-            if _has_engine(parameter):
+            if id(parameter) in _trained:
                 raise ValueError(
                     f"[zero.initialize] {name} is trained by another engine already: go on with that one, or delete it "
                     f"(del engine) and build the model anew"
                 )
-
-
-def _has_engine(parameter: nn.Parameter) -> bool:
-    reference = _engines.get(parameter)
-    return reference is not None and reference() is not None
 
 
 def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
@@ -138,26 +136,6 @@ def require_unwritten(model: nn.Module) -> None:
                 f"[zero.initialize] {name} changes its weight in forward passes (max_norm), and such changes are lost "
                 f"in stage 3 and with gather: use stage 1 or 2 without gather, or do without max_norm"
             )
-
-
-def require_gatherable(model: nn.Module) -> None:
-    """Raises ValueError for what stage 3 cannot keep, since a parameter is whole only while its module works with it:
-    memory that two parameters share."""
-    parameters = [
-        (p.untyped_storage()._cdata, p.data_ptr(), name, p) for name, p in model.named_parameters() if p.nbytes
-    ]
-    # by memory and whether parameters are trained: the furthest end of any so far, and whose it is
-    furthest: dict[tuple[int, bool], tuple[int, str]] = {}
-    for memory, first, name, parameter in sorted(parameters, key=lambda one: one[:3]):
-        for is_trained in (True, False) if parameter.requires_grad else (True,):
-            end, other = furthest.get((memory, is_trained), (0, ""))
-            if first < end:
-                raise ValueError(
-                    f"[zero.initialize] {other} and {name} share memory, which stage 3 would separate: make them "
-                    f"one parameter, by assigning the parameter of one module to the other, or use stage 1 or 2"
-                )
-        place = memory, parameter.requires_grad
-        furthest[place] = max(furthest.get(place, (0, "")), (first + parameter.nbytes, name))
 
 
 Memory = tuple[int, torch.dtype]

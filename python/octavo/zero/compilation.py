@@ -17,7 +17,6 @@ from octavo.zero.compile_config import CompileConfig
 from octavo.zero.config import ZeroConfig
 from octavo.zero.parts import OwnPart
 from octavo.zero.peers import Peers
-from octavo.zero.set_up import has_parts_apart
 
 if TYPE_CHECKING:
     from octavo.zero.compiled import Setting, ZeroCompiler
@@ -34,7 +33,7 @@ def compilable(config: ZeroConfig, compiled: CompileConfig, device_type: str, op
         backend=compiled.backend,
         device=device_type,
         paged_by=paging_optimizer(optimizer),
-        has_parts_apart=has_parts_apart(config),
+        has_parts_apart=config.has_parts_apart,
     )
     require_compilable(compiled, setting)
     return setting

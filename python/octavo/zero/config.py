@@ -104,6 +104,11 @@ class ZeroConfig:
             raise ValueError("[zero.initialize] the config needs a zero_stage: 1, 2 or 3")
         return cls(**config)
 
+    @property
+    def has_parts_apart(self) -> bool:
+        """Whether a rank's part of a parameter has memory of its own, apart from the whole parameter."""
+        return self.zero_stage == 3 or self.gather is not None
+
     def shared(self) -> dict[str, Any]:
         """Returns the fields that must be equal on all ranks. ``exempt`` is not among them, because it may be a
         function."""

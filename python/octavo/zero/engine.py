@@ -89,8 +89,7 @@ class ZeroEngine:
         compiled = compile_config(config.compile)
         self.module, self.optimizer, self.config = model, optimizer, config
         self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
-        has_parts_apart = set_up.has_parts_apart(config)
-        require_shareable(model, self._parameters, optimizer, config.zero_stage, has_parts_apart)
+        require_shareable(model, self._parameters, optimizer, config)
         states = optimizer_state.whole_states(optimizer, self._parameters)
         device_type = next(iter(self._parameters.values())).device.type
         require_backend(group, torch.device(device_type), "zero.initialize")
@@ -180,7 +179,8 @@ class ZeroEngine:
             parameter.grad = None  # what a pass that was not this engine's has left
         self._engine.ignore_gradients(False)
         try:
-            (loss / self.config.accumulation_steps).backward()
+            with torch.inference_mode(False):  # and with gradients: torch's loss.backward() works under no_grad(), too
+                (loss / self.config.accumulation_steps).backward()
             self._gathering.end_pass()
             self._engine.end_backward(GRAPH)
         except BaseException as error:
@@ -201,7 +201,7 @@ class ZeroEngine:
         if not self._progress.has_gradients:
             return None
         require_same(self.module, self._memories, self.optimizer, self.parts)
-        if set_up.has_parts_apart(self.config):
+        if self.config.has_parts_apart:
             self._writes.require_none()
         self._gathering.release_all()  # also what forward passes without a backward pass have gathered
         self._gradients.give_to_parts()
@@ -272,10 +272,9 @@ class ZeroEngine:
         ``gather``, what is written to them is lost, and RuntimeError is raised at the end of the context: load weights
         before ``octavo.initialize``, and checkpoints by ``load_checkpoint``.
         """
-        are_lost = set_up.has_parts_apart(self.config)
         self._gathering.gather_all()
         try:
-            with self._writes.refused() if are_lost else nullcontext():
+            with self._writes.refused() if self.config.has_parts_apart else nullcontext():
                 yield
         finally:
             self._gathering.leave_all()
@@ -313,7 +312,7 @@ class ZeroEngine:
     def whole(self, tensor: Tensor) -> Tensor:
         """Returns a whole parameter as its owners have it, without what ``gather`` leaves out, on all ranks, which call
         it together; any other tensor of the model as it is."""
-        if tensor not in self.parts or not set_up.has_parts_apart(self.config):
+        if tensor not in self.parts or not self.config.has_parts_apart:
             return tensor.detach()
         self.bring_back()
         return self.parts[tensor].whole(self._peers, "zero.whole").view(tensor.shape)

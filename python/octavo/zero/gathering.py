@@ -49,14 +49,16 @@ class Gathering:
         self._storages = [whole.untyped_storage() for whole in self._wholes]
         self._bytes = [storage.nbytes() for storage in self._storages]
         self._id_of_storage = {storage._cdata: id for id, storage in enumerate(self._storages)}
-        self._users = [0] * len(ids)  # how many modules and contexts are at work with each
-        # the same outside of each context, a call of `gather_all` that `leave_all` has not ended yet
-        self._users_outside: list[list[int]] = []
+        self._users: list[list[int]] = [[] for _ in ids]  # the modules that have each
         self._there = {id for id, count in enumerate(self._bytes) if count == 0}  # whole, or being gathered
         self._moving: set[int] = set()
         self._visits: list[int] = []  # the modules of this pass, in the order in which they needed their parameters
         self._last_visits: list[int] = []
-        self._own: list[list[int]] = []  # the parameters of each module
+        # lists by module; modules are numbers, too
+        self._own: list[list[int]] = []  # the parameters of each
+        self._at_work: list[int] = []  # how many forward passes each makes now
+        # the same when each context began, a call of `gather_all` that `leave_all` has not ended yet
+        self._contexts: list[list[int]] = []
         self._names = list(parameters)
         self._unresizable: set[int] = set()  # what numpy shares
         self._refusals = [
@@ -66,20 +68,25 @@ class Gathering:
         ]
         for id in range(len(self._wholes)):
             self._empty(id)
-        handles = [model.register_forward_pre_hook(_own_hook(self._before_pass), prepend=True)]
+        handles = []
         for module in model.modules():
             own = [ids[p] for p in _parameters_used_by(module) if p in ids]
             if own:
                 number = len(self._own)
                 self._own.append(own)
+                for id in own:
+                    self._users[id].append(number)
                 # before the user's own hooks, which may read parameters, as the hook of torch's old weight_norm does
                 before, after = _own_hook(self._before_forward, number), _own_hook(self._after_forward, number)
                 handles.append(module.register_forward_pre_hook(before, prepend=True))
                 handles.append(module.register_forward_hook(after, always_call=True))
+        self._at_work = [0] * len(self._own)
+        # last, so that it runs before the model's own visit is noted
+        handles.append(model.register_forward_pre_hook(_own_hook(self._before_pass), prepend=True))
         remove_after(self, handles)
 
     def _before_pass(self, *_: Any) -> None:
-        if not self._users_outside:
+        if not self._contexts:
             self._visits.clear()  # the pass before had no backward pass
 
     def gather(self, ids: Iterable[int]) -> None:
@@ -93,17 +100,47 @@ class Gathering:
 
     def gather_all(self) -> None:
         """Gathers all parameters, which stay whole until as many calls of `leave_all`."""
-        self._users_outside.append(self._users)
-        self._users = [users + 1 for users in self._users]
-        self.gather(range(len(self._wholes)))
+        self._contexts.append(list(self._at_work))
+        self._gather_those_of_contexts()
 
     def leave_all(self) -> None:
         """Releases what no other context and no module at work needs, such as one whose forward has the context."""
-        self._users = self._users_outside.pop()
+        # what began in the context has ended, too, or was broken off without a call of hooks
+        self._at_work = list(map(min, self._at_work, self._contexts.pop()))
         self._release_unused()
 
+    def _gather_those_of_contexts(self) -> None:
+        """Gathers all parameters. Two transfers are under way at a time, so that not all parameters are in buffers."""
+        before = list(self._moving)
+        for ids in self._transfers():
+            self._start(ids)
+            self.gather(before)
+            before = ids
+        self.gather(before)
+
+    def _transfers(self) -> Iterator[list[int]]:
+        """Yields the parameters that are neither whole nor being gathered, by transfer."""
+        together: list[int] = []
+        for id in range(len(self._wholes)):
+            if id in self._there:
+                continue
+            together.append(id)
+            if sum(self._bytes[one] for one in together) >= self._transfer_bytes:
+                yield together
+                together = []
+        if together:
+            yield together
+
+    def _is_used(self, id: int) -> bool:
+        return bool(self._contexts) or any(self._at_work[number] for number in self._users[id])
+
     def release(self, id: int) -> None:
-        if self._users[id] > 0 or id not in self._there or self._bytes[id] == 0:
+        """Releases a parameter that no context holds and no module at work needs."""
+        if not self._is_used(id):
+            self._let_go(id)
+
+    def _let_go(self, id: int) -> None:
+        if id not in self._there or self._bytes[id] == 0:
             return
         self.gather([id])  # it may be under way for a module that did not come
         self._engine.give_back(id)
@@ -120,18 +157,20 @@ class Gathering:
             warnings.warn(
                 f"[zero.gathering] {self._names[id]} keeps the memory of all of its elements from now on, because "
                 f"numpy() has given it to an array: call .clone().numpy()",
-                stacklevel=7,
+                stacklevel=8,
             )
         _C.forbid_access(self._wholes[id], self._refusals[id])
 
     def release_all(self) -> None:
         """Releases all parameters that no context holds, also those that had no gradient in this backward pass."""
-        self._set_contexts(len(self._users_outside))
+        self._forget_passes()
         self._release_unused()
 
-    def _set_contexts(self, count: int) -> None:
-        """Makes ``count`` contexts, and no modules, the users of all parameters."""
-        *self._users_outside, self._users = ([users] * len(self._users) for users in range(count + 1))
+    def _forget_passes(self) -> None:
+        """Takes no module to be at work, nor to have been when contexts began: forward passes have ended, or were
+        broken off without a call of hooks."""
+        self._at_work = [0] * len(self._own)
+        self._contexts = [list(self._at_work) for _ in self._contexts]
 
     def _release_unused(self) -> None:
         for id in list(self._there):
@@ -140,13 +179,12 @@ class Gathering:
     def renew_all(self) -> None:
         """Releases all parameters, whoever holds them, because their owners' values have changed, and gathers those
         anew that contexts hold."""
-        contexts = len(self._users_outside)
-        self._set_contexts(0)
-        self._release_unused()
+        self._forget_passes()
+        for id in list(self._there):
+            self._let_go(id)
         self._engine.invalidate_gathered_params()
-        self._set_contexts(contexts)
-        if contexts > 0:
-            self.gather(range(len(self._wholes)))
+        if self._contexts:
+            self._gather_those_of_contexts()
 
     def end_pass(self) -> None:
         self.release_all()
@@ -188,7 +226,7 @@ class Gathering:
         """Gathers the parameters that a module needs now, and starts transfers for the next modules. In a context,
         where all are whole, it does nothing: a rank may make passes of its own there, and the order of visits must be
         the same on all ranks."""
-        if self._users_outside:
+        if self._contexts:
             return
         place = len(self._visits)
         self._visits.append(number)
@@ -222,8 +260,7 @@ class Gathering:
         return together
 
     def _before_forward(self, number: int, *_: Any) -> None:
-        for id in self._own[number]:
-            self._users[id] += 1
+        self._at_work[number] += 1
         self._visit(number)
 
     def _after_forward(self, number: int, _module: nn.Module, _arguments: Any, output: Any) -> None:
@@ -234,11 +271,12 @@ class Gathering:
         is_transformed = None in memories  # by torch.func, which differentiates at once and takes no hooks
         # a parameter that the module returns, or a view of one, is read by the caller
         returned = {self._id_of_storage.get(memory) for memory in memories}
-        for id in self._own[number]:
-            self._users[id] -= 1
-            is_read_soon = is_recomputed or is_transformed or id in returned
-            if not (is_read_soon or (has_backward and self._comes_soon(id))):
-                self.release(id)
+        if self._at_work[number] > 0:  # otherwise a hook before the engine's has raised an error
+            self._at_work[number] -= 1
+            for id in self._own[number]:
+                is_read_soon = is_recomputed or is_transformed or id in returned
+                if not (is_read_soon or (has_backward and self._comes_soon(id))):
+                    self.release(id)
         if has_backward and not is_transformed:
             self._before_backward(number, [one for one in outputs if one.requires_grad and not one.is_leaf])
 

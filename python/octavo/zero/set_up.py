@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from octavo import _C
 from octavo._C import StatePaging
+from octavo.optim.checks import page_folder
 from octavo.parameters import not_trained
 from octavo.plan import as_plan
 from octavo.rendezvous import Rendezvous, broadcast_from_rank_0, require_same_on_all_ranks
@@ -64,7 +65,7 @@ def connect(
         config.symmetric_memory,
         # for gradients: a rank that waits for one sends it after gathers that others make before
         rendezvous.connect() if config.zero_stage == 3 else None,
-        StatePaging(config.is_paged, str(config.page_dir or "")),
+        StatePaging(config.is_paged, page_folder(config.page_dir, config.is_paged, "zero.initialize") or ""),
         config.seed,
     )
 
@@ -112,11 +113,11 @@ def share_out(
         first, count = engine.owned(whole.numel())
         values = whole.view(-1)[first : first + count]
         gradient = torch.zeros_like(values)
-        values = values.clone() if has_parts_apart(config) else values
+        values = values.clone() if config.has_parts_apart else values
         if config.zero_stage == 3:
             engine.register_z3_param(id, list(whole.shape), values, gradient, False, name, exempt[name])
         else:
-            own_part = values if has_parts_apart(config) else None
+            own_part = values if config.has_parts_apart else None
             engine.register_param(id, list(whole.shape), whole, gradient, first, name, exempt[name], own_part)
         parts[parameter] = OwnPart.of(values, gradient, whole.numel(), mesh)
     return parts
@@ -144,8 +145,3 @@ def register_graph(engine: _C.Engine, config: ZeroConfig, parameters: int, *, is
             f"[zero.initialize] ranks use the network in place of symmetric_memory: {engine.why_no_symmetric_memory()}",
             stacklevel=4,
         )
-
-
-def has_parts_apart(config: ZeroConfig) -> bool:
-    """Whether a rank's part of a parameter has memory of its own, apart from the whole parameter."""
-    return config.zero_stage == 3 or config.gather is not None

@@ -2,10 +2,14 @@
 #include "octavo/comm/compressor.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "octavo/comm/layout.h"
 #include "octavo/kernels/error.h"
@@ -68,6 +72,41 @@ TEST(Compressor, AStepWithABucketUnderWayIsBrokenOff) {
     EXPECT_FALSE(compressor.end_step());
     expect_equal(compressor.state().tensors, before);
     EXPECT_FALSE(before.empty());
+  });
+}
+
+/// Counts the bytes of the CPU that this thread has allocated and not freed, as torch's profiler does.
+class LiveBytes : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t, c10::Device) override { live += bytes; }
+  bool memoryProfilingEnabled() const override { return true; }
+  std::int64_t live = 0;
+};
+
+/// The first bucket of a DDP model holds all of its gradients, and later ones a part each.
+TEST(Compressor, BuffersBecomeSmallerWithTheBuckets) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    constexpr std::int64_t kPart = 1 << 16, kParts = 8;
+    std::vector<ParameterInfo> parameters;
+    std::vector<Slot> all;
+    for (std::int64_t i = 0; i < kParts; ++i) {
+      parameters.push_back({"part" + std::to_string(i), kPart});
+      all.push_back({static_cast<std::size_t>(i), static_cast<std::uint64_t>(i * kPart)});
+    }
+    Compressor compressor(std::make_unique<Wire>(backend, std::chrono::seconds(20)), Plan::parse("bf16"), parameters);
+    const auto bytes = std::make_shared<LiveBytes>();
+    const c10::DebugInfoGuard counted(c10::DebugInfoKind::PROFILER_STATE, bytes);
+    at::Tensor whole = at::ones(kParts * kPart);
+    compressor.begin_step();
+    compressor.reduce(whole, all);
+    const std::int64_t with_one_bucket = bytes->live;
+    for (int step = 0; step < 17; ++step) {
+      compressor.begin_step();
+      for (const Slot& slot : all) {
+        compressor.reduce(whole.narrow(0, static_cast<std::int64_t>(slot.offset), kPart), {{slot.parameter, 0}});
+      }
+    }
+    EXPECT_LT(bytes->live - whole.nbytes(), (with_one_bucket - whole.nbytes()) / 2);
   });
 }
 

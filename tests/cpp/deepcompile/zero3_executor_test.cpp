@@ -23,6 +23,7 @@ using thread_ranks::run_ranks;
 
 const std::vector<std::vector<std::int64_t>> kWholeShapes = {{33, 10}, {7}, {}, {64, 64}, {1, 3}};
 const std::vector<long> kAllIds = {0, 1, 2, 3, 4};
+constexpr std::uint64_t kMostElements = 10000;
 constexpr auto kGatherTimeout = std::chrono::milliseconds(20000);
 
 at::Tensor whole_of(long id, int step = 0) {
@@ -34,7 +35,7 @@ at::Tensor whole_of(long id, int step = 0) {
 /// A rank with one graph that uses all parameters.
 class Z3Rank {
  public:
-  explicit Z3Rank(const BackendPtr& backend, CodecPtr codec = nullptr) {
+  explicit Z3Rank(const BackendPtr& backend, CodecPtr codec = nullptr, std::uint64_t most_elements = kMostElements) {
     std::vector<dc::SummedParam> params;
     for (const long id : kAllIds) {
       params.push_back({id, "parameter" + std::to_string(id), kWholeShapes[static_cast<std::size_t>(id)]});
@@ -45,8 +46,8 @@ class Z3Rank {
       const at::Tensor shard = shard_of(param.id, 0).clone();
       registry->registerParam(param.id, param.shape, shard, at::empty_like(shard), true, 0, false);
     }
-    gather =
-        std::make_shared<dc::ParamGather>(std::make_unique<Wire>(backend, kGatherTimeout), registry, std::move(codec));
+    gather = std::make_shared<dc::ParamGather>(std::make_unique<Wire>(backend, kGatherTimeout), registry, most_elements,
+                                               std::move(codec));
     const auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
     const c10::Stream stream(c10::Stream::DEFAULT, c10::DeviceType::CPU);
     graph = std::make_unique<dc::Z3CustomOpExecutor>(
@@ -114,6 +115,19 @@ TEST(Z3ExecutorTest, SeveralTravelTogetherAndSeveralTransfersAtOnce) {
     for (const long id : {3L, 2L, 1L, 0L}) EXPECT_TRUE(at::equal(own.gathered(id), whole_of(id)));
     EXPECT_EQ(own.gather->sent_bytes(), sent);
     EXPECT_EQ(own.registry->state(4), dc::Gathered::sharded);
+  });
+}
+
+/// Messages have a room on other ranks, and their buffers stay: a gather of a whole model must not be one transfer.
+TEST(Z3ExecutorTest, ManyElementsAreSeveralTransfers) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    Z3Rank own(backend, nullptr, /*most_elements=*/338);
+    own.graph->prefetchParamsFused(kAllIds);  // 330 + 7 + 1, 4096 and 3 elements
+    EXPECT_EQ(own.registry->state(0), dc::Gathered::available);
+    EXPECT_EQ(own.registry->state(2), dc::Gathered::available);
+    EXPECT_EQ(own.registry->state(3), dc::Gathered::in_flight);
+    EXPECT_EQ(own.registry->state(4), dc::Gathered::in_flight);
+    for (const long id : kAllIds) EXPECT_TRUE(at::equal(own.gathered(id), whole_of(id)));
   });
 }
 
@@ -278,7 +292,7 @@ TEST(Zero3Executor, AGatherThatWasRefusedDoesNotCount) {
     auto registry = std::make_shared<dc::DSParamRegistry>();
     for (const long id : {0L, 1L})
       registry->registerParam(id, {2}, at::full({1}, rank, at::kFloat), {}, true, 0, false);
-    dc::ParamGather gather(std::make_unique<Wire>(backend, kGatherTimeout), registry);
+    dc::ParamGather gather(std::make_unique<Wire>(backend, kGatherTimeout), registry, kMostElements);
     if (rank == 1) {
       at::Tensor shard = registry->getParam(1).getDSTensor();
       const at::Tensor kept = shard.detach().clone();
@@ -304,7 +318,7 @@ TEST(Zero3Executor, DoublesAreGatheredToTheBit) {
           whole.view(-1).narrow(0, static_cast<std::int64_t>(own.first), static_cast<std::int64_t>(own.count));
       auto registry = std::make_shared<dc::DSParamRegistry>();
       registry->registerParam(0, {43, 3}, shard.clone(), {}, true, 0, false);
-      dc::ParamGather gather(std::make_unique<Wire>(backend, kGatherTimeout), registry, nullptr,
+      dc::ParamGather gather(std::make_unique<Wire>(backend, kGatherTimeout), registry, kMostElements, nullptr,
                              std::make_shared<dc::Flags>());
       gather.start(std::vector<long>{0}, {});
       gather.wait(0);

@@ -71,6 +71,19 @@ TEST_F(ArenaDeviceTest, MemoryStaysUntilTheKernelsOfEveryStreamAreDone) {
   EXPECT_EQ(figures().resident_bytes, 0U);
 }
 
+/// A device tells of a kernel's failure once: whoever waits next must go on with it.
+TEST_F(ArenaDeviceTest, MemoryIsFreedWhereAKernelHasFailed) {
+  const auto arena = Arena::make({.device = device_});
+  at::Tensor tensor = state(arena);
+  update(tensor);
+  EXPECT_GT(figures().resident_bytes, 0U);
+  guard_.fail_next_wait("a kernel has failed");
+  testing::internal::CaptureStderr();
+  tensor.reset();
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("a kernel has failed"), std::string::npos);
+  EXPECT_EQ(figures().resident_bytes, 0U);
+}
+
 TEST_F(ArenaDeviceTest, TheBudgetIsTorchsOutOfMemoryError) {
   const auto arena = Arena::make({.device = device_, .budget_bytes = held()});
   const at::Tensor fits = state(arena);

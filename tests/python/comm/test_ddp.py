@@ -343,27 +343,6 @@ def test_the_bytes_on_the_wire_are_the_bits_and_the_scales(two_ranks):
         assert wire == up_and_down + headers and dense == 4 * elements
 
 
-def complex_gradients(rank: int, plan: str) -> torch.Tensor:
-    torch.manual_seed(0)
-    model = nn.Module()
-    model.weight = nn.Parameter(torch.randn(64, 64, dtype=torch.complex64))
-    model.forward = lambda x: (model.weight @ x).abs().square().sum()
-    ddp = DistributedDataParallel(model)
-    handle = octavo.compress(ddp, plan)
-    ddp(torch.ones(64, 1, dtype=torch.complex64) * (1 + rank)).backward()
-    assert handle.stats()["dense_bytes"] == 8 * 64 * 64
-    return model.weight.grad, model.weight.detach()
-
-
-@pytest.mark.parametrize("plan", ["dense", "int4+ef"])
-def test_complex_gradients_are_averaged_whole(two_ranks, plan):
-    (first, weight), (second, _) = two_ranks.run(complex_gradients, plan)
-    assert torch.equal(first, second)
-    # the gradient of |weight @ ones * k|^2, averaged over k = 1, 2
-    rows = 2 * weight.sum(1, keepdim=True) * (1 + 4) / 2
-    torch.testing.assert_close(first, rows.expand(64, 64), rtol=0.1, atol=0.2 * rows.abs().max().item())
-
-
 def set_plan_without_kernels(rank: int) -> None:
     from octavo import _C
 
@@ -473,46 +452,6 @@ def test_statistics_where_sizes_depend_on_the_values(two_ranks, plan):
         for of_parameters, sent in bytes_of_steps:
             assert 0 <= sent - of_parameters - (2 * (24 + 16) + 2 * 4) < 8
         assert len({sent for _, sent in bytes_of_steps}) > 1
-
-
-def train_with_options_of_ddp(rank: int, plan: str, options: dict) -> torch.Tensor:
-    torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)), **options)
-    octavo.compress(model, plan)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(4):
-        optimizer.zero_grad()
-        model(torch.randn(8, 64, generator=torch.Generator().manual_seed(2 * step + rank))).square().mean().backward()
-        optimizer.step()
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
-@pytest.mark.parametrize("options", [dict(static_graph=True), dict(static_graph=True, gradient_as_bucket_view=True)])
-def test_a_static_graph_trains_as_any_other(two_ranks, options):
-    ranks, plain = (
-        two_ranks.run(train_with_options_of_ddp, "int8+ef", options),
-        two_ranks.run(train_with_options_of_ddp, "int8+ef", {}),
-    )
-    assert torch.equal(*ranks)
-    torch.testing.assert_close(ranks[0], plain[0], rtol=0, atol=1e-3)
-
-
-def train_uneven_batches(rank: int) -> tuple[torch.Tensor, int]:
-    torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)))
-    handle = octavo.compress(model, "int4+ef")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with model.join():
-        for step in range(3 + 3 * rank):
-            optimizer.zero_grad()
-            model(torch.full((4, 64), step + rank + 1.0)).square().mean().backward()
-            optimizer.step()
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]), handle.stats()["steps"]
-
-
-def test_a_rank_without_data_joins_the_steps_of_the_others(two_ranks):
-    (first, first_steps), (second, second_steps) = two_ranks.run(train_uneven_batches)
-    assert first_steps == second_steps == 6 and torch.equal(first, second)
 
 
 def hook_without_compressor(rank: int) -> str:

@@ -164,6 +164,20 @@ def test_a_nan_in_one_shard_is_rolled_back_by_ranks_that_see_finite_shards_too(t
     two_ranks.run(poison_one_shard)
 
 
+def train_on_one_rank(rank: int) -> None:
+    model, handle, _ = make("sign-vote")
+    backward(model, rank, 0)
+    assert handle.end_step() and handle.step == 1
+    weight = whole(model.embedding.weight.grad)
+    assert set(weight.abs().unique().tolist()) == {1.0}
+    (model(batch_of(rank, 1)).mean() * float("nan")).backward()
+    assert not handle.end_step() and handle.stats()["nonfinite_steps"] == 1
+
+
+def test_one_rank_votes_and_sees_its_nan(one_rank):
+    one_rank.run(train_on_one_rank)
+
+
 def resume(rank: int, plan: str) -> None:
     model, handle, optimizer = make(plan)
     for step in range(3):

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from fused_runs import give_gradients, go_on, parameters_of, randn, run, same, tensors_of
+from fused_runs import MAKERS, give_gradients, go_on, parameters_of, randn, run, same, tensors_of
 from torch import Tensor, nn
 
 from octavo import _C, optim
@@ -83,6 +83,39 @@ def test_a_step_in_inference_mode_is_followed_by_others():
             optimizer.step()
         results.append([parameter.detach() for parameter in parameters])
     assert all(map(torch.equal, *results))
+
+
+EACH_KIND = ["AdamW8bit", "AdamW", "Lion", "DistributedLion", "OneBitAdamW", "OneBitLamb", "ZeroOneAdam"]
+
+
+@pytest.mark.parametrize("name", EACH_KIND)
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_a_state_that_is_restored_in_inference_mode_is_followed_by_steps(name, is_copy):
+    results = []
+    for mode in (torch.inference_mode, torch.no_grad):
+        parameters, optimizer = run(MAKERS[name], range(1))
+        with mode():
+            if is_copy:
+                optimizer = copy.deepcopy(optimizer, {id(parameter): parameter for parameter in parameters})
+            else:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        go_on(optimizer, range(1, 4))
+        results.append([parameter.detach() for parameter in parameters])
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("name", EACH_KIND)
+def test_a_step_is_not_captured_in_a_cuda_graph(name, monkeypatch):
+    """A replay would repeat its numbers."""
+    parameters, optimizer = run(MAKERS[name], range(2))
+    give_gradients(parameters, 2)
+    before = copy.deepcopy((parameters, list(optimizer.state.values())))
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph"):
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        optimizer.step()
+    torch.testing.assert_close((parameters, list(optimizer.state.values())), before, rtol=0.0, atol=0.0)
+    optimizer.step()
 
 
 def test_distributed_lion_refuses_a_group_of_other_betas_and_stays_as_it_was():
@@ -172,6 +205,20 @@ def test_names_are_those_inside_of_a_compiled_model():
     plain.load_state_dict(wrapped.state_dict())
     (_, first) = AdamW8bit(compiled.named_parameters(), overrides={"0.*": {"lr": 0.5}}).param_groups
     assert {group["lr"] for group in (first, _)} == {0.5, 1e-3}
+
+
+def test_names_are_those_inside_of_a_wrapped_model():
+    pairs = named()
+    wrapped = [(f"module.{name}", parameter) for name, parameter in pairs]
+    plain, ddps, twice = map(AdamW8bit, (pairs, wrapped, [(f"module.{name}", p) for name, p in wrapped]))
+    go_on(plain, range(2))
+    for saved, loading in ((plain, ddps), (ddps, twice), (twice, plain)):
+        loading.load_state_dict(copy.deepcopy(saved.state_dict()))
+    assert same(plain, ddps)
+    in_part = AdamW8bit([*wrapped[:1], *pairs[1:]])
+    for other in (plain, ddps):
+        with pytest.raises(ValueError, match=r"has 'module\.embed\.weight' where this optimizer has 'embed\.weight'"):
+            other.load_state_dict(in_part.state_dict())
 
 
 def test_overrides_split_groups_and_leave_their_options():
@@ -296,6 +343,16 @@ def test_a_directory_without_paged_states_is_refused(tmp_path):
     parameter.grad = torch.ones_like(parameter)
     in_files.step()
     AdamW8bit([{"params": [parameter], "is_paged": True}], page_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["PagedAdamW8bit", "OneBitAdamW"])
+def test_a_relative_directory_is_the_one_that_it_was_when_the_optimizer_was_made(name, tmp_path, monkeypatch):
+    (tmp_path / "pages").mkdir()
+    monkeypatch.chdir(tmp_path)
+    _, optimizer = run(MAKERS[name], range(0), is_paged=True, page_dir="pages")
+    monkeypatch.chdir("/")
+    go_on(optimizer, range(1))
+    go_on(copy.deepcopy(optimizer), range(1, 2))
 
 
 def test_options_that_were_changed_in_a_group_are_those_of_the_next_step():

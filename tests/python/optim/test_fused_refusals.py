@@ -132,11 +132,11 @@ def test_a_saved_value_that_is_not_finite_spoils_no_block(make, name, value):
     AdamW(parameters_of()).load_state_dict(torchs.state_dict())  # without codes, only one element is affected
 
 
-def step_and_tell(step: Callable[[], object], answer: object) -> None:
+def call_and_tell(step: Callable[[], object], answer: object) -> None:
     torch.set_num_threads(1)
     try:
         step()
-        answer.put("stepped")
+        answer.put("done")
     except RuntimeError as error:
         answer.put(str(error))
 
@@ -145,7 +145,7 @@ def in_child(step: Callable[[], object]) -> str:
     """Returns what `step` tells from a forked process."""
     fork = get_context("fork")
     answer = fork.Queue()
-    child = fork.Process(target=step_and_tell, args=(step, answer))
+    child = fork.Process(target=call_and_tell, args=(step, answer))
     child.start()
     said = answer.get(timeout=60)
     child.join(60)
@@ -158,35 +158,62 @@ def test_a_forked_process_does_not_go_on_in_the_files_of_its_parent(tmp_path: Pa
     optimizer = MAKERS[name]([parameter], is_paged=True, page_dir=str(tmp_path))
     parameter.grad = torch.ones(4096)
     optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
 
     def after_a_load_that_is_refused() -> None:
         other = AdamW([nn.Parameter(torch.ones(3))])
         with pytest.raises(ValueError, match="parameter group"):
             optimizer.load_state_dict(other.state_dict() | {"param_groups": []})
-        saved = optimizer.state_dict()
-        saved["state"] = {0: {"step": 1.0}}
         with pytest.raises(ValueError, match="nothing has changed"):
-            optimizer.load_state_dict(saved)
+            optimizer.load_state_dict(saved | {"state": {0: {"step": 1.0}}})
         optimizer.step()
 
     def after_load() -> None:
-        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.load_state_dict(saved)
         optimizer.step()
+        optimizer.state_dict()
 
     before = copy.deepcopy(optimizer.state[parameter])
     for step in (optimizer.step, after_a_load_that_is_refused):
         assert f"page_dir belong to process {os.getpid()}" in in_child(step)
-    assert in_child(after_load) == "stepped"
+    assert in_child(after_load) == "done"
     torch.testing.assert_close(optimizer.state[parameter], before, rtol=0.0, atol=0.0)
     optimizer.step()
 
     def after_a_load_without_room() -> None:
         shutil.rmtree(tmp_path)
         with pytest.raises((OSError, RuntimeError, ValueError)):
-            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.load_state_dict(saved)
         optimizer.step()
 
     assert "page_dir belong to process" in in_child(after_a_load_without_room)
+
+
+WAYS_OUT = {
+    "state_dict": lambda optimizer: optimizer.state_dict(),
+    "copy": copy.deepcopy,
+    "to_torch": to_torch,
+    "to_bitsandbytes": to_bitsandbytes,
+}
+
+
+@pytest.mark.parametrize("is_in_files", [True, False])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("PagedAdamW8bit", way) for way in WAYS_OUT]
+    + [(name, way) for name in ("OneBitAdamW", "ZeroOneAdam") for way in ("state_dict", "copy")],
+)
+def test_a_forked_process_saves_no_state_that_its_parent_may_be_changing(
+    tmp_path: Path, name: str, way: str, is_in_files: bool
+) -> None:
+    """Other memory, managed or not, is the child's own: there it has the states as they were at the fork."""
+    parameter = nn.Parameter(torch.ones(4096))
+    optimizer = MAKERS[name]([parameter], is_paged=True, page_dir=str(tmp_path) if is_in_files else None)
+    parameter.grad = torch.ones(4096)
+    optimizer.step()
+    said = in_child(lambda: WAYS_OUT[way](optimizer))
+    assert (f"page_dir belong to process {os.getpid()}" in said) == is_in_files
+    assert (said == "done") != is_in_files
 
 
 def test_an_optimizer_whose_first_step_is_in_a_forked_process_goes_on_there(tmp_path: Path) -> None:
@@ -199,7 +226,7 @@ def test_an_optimizer_whose_first_step_is_in_a_forked_process_goes_on_there(tmp_
         optimizer.step()
         optimizer.step()
 
-    assert in_child(two_steps) == "stepped"
+    assert in_child(two_steps) == "done"
 
 
 def test_a_directory_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:

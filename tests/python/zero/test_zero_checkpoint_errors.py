@@ -18,7 +18,7 @@ from zero_runs import Odd, adamw, engine_of, error_of, inputs_of, net, step_once
 
 import octavo
 from octavo import durable_files
-from octavo.zero import export
+from octavo.zero import checkpoint, export
 from octavo.zero.all_or_none import require_none_failed
 
 
@@ -41,6 +41,41 @@ def test_the_checkpoint_of_another_model_is_refused(two_ranks, tmp_path):
         assert "[zero.load_checkpoint] this is the checkpoint of another model: it has" in said
         assert " for frozen.bias, this model nothing" in said  # on all ranks the first of them, by name
         assert "1 of 2 micro-batches of a step have been added up" in said
+
+
+def load_into_other_shapes(rank: int, folder: str) -> tuple[str, bool]:
+    """Loads the parameters of a model into one whose parameters have as many elements. Returns the error, and whether
+    nothing has changed."""
+    engine_of(nn.Linear(8, 2, bias=False), 2).save_checkpoint(folder)
+    other = engine_of(nn.Linear(4, 4, bias=False), 2)
+    before = other.module.weight.detach().clone()
+    said = error_of(partial(other.load_checkpoint, folder))
+    return said, torch.equal(other.module.weight, before)
+
+
+def test_the_checkpoint_of_a_model_of_other_shapes_is_refused(two_ranks, tmp_path):
+    words = "another model: it has (2, 8) as the shape of weight, this model (4, 4); nothing has changed"
+    for said, is_unchanged in two_ranks.run(load_into_other_shapes, str(tmp_path / "one")):
+        assert said == f"ValueError: [zero.load_checkpoint] this is the checkpoint of {words}"
+        assert is_unchanged
+
+
+def load_without_shapes(rank: int, folder: str) -> tuple[list[float], list[float]]:
+    """Returns the losses of an engine, and those of one that loads a checkpoint of before there were shapes in it."""
+    engine = engine_of(net(), 2)
+    state_of = checkpoint._state_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "_state_of", lambda *of: {k: v for k, v in state_of(*of).items() if k != "shapes"})
+        engine.save_checkpoint(folder)
+    other = engine_of(net(), 3)
+    train(other, rank, 1)
+    other.load_checkpoint(folder)
+    return train(engine, rank, 2), train(other, rank, 2)
+
+
+def test_a_checkpoint_without_shapes_is_loaded(two_ranks, tmp_path):
+    for losses, loaded in two_ranks.run(load_without_shapes, str(tmp_path / "one")):
+        assert loaded == losses
 
 
 class Stop(BaseException):

@@ -344,31 +344,6 @@ def test_a_pass_before_a_step_leaves_no_parameter_as_it_was(two_ranks):
         assert with_one == without
 
 
-def hooked(rank: int, stage: int) -> tuple[bool, float]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    seen: list[bool] = []
-
-    def freeze(gradient: Tensor) -> Tensor:
-        seen.append(isinstance(gradient, Tensor) and bool(gradient.any()))
-        return gradient * 0
-
-    model[0].weight.register_hook(freeze)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = octavo.initialize(model, optimizer, {"zero_stage": stage, "compile": "aot_eager"} | SMALL)
-    before = engine.whole(model[0].weight).clone()
-    for _ in range(2):
-        engine.backward(engine(torch.ones(4, 8)).square().mean())
-        engine.step()
-    return all(seen) and len(seen) == 2, float((engine.whole(model[0].weight) - before).abs().max())
-
-
-@pytest.mark.parametrize("stage", [1, 3])
-def test_hooks_see_the_gradients_of_compiled_graphs(two_ranks, stage):
-    assert two_ranks.run(hooked, stage) == [(True, 0.0)] * 2
-
-
 def graphs_of_many(rank: int) -> list[int]:
     torch._dynamo.reset()
     numbers = []

@@ -214,3 +214,21 @@ def asked_without_gradients(rank: int) -> list[str]:
 def test_gradients_that_are_not_there_are_not_finite_either(two_ranks):
     for said in two_ranks.run(asked_without_gradients):
         assert all("[zero.has_finite_gradients] call it between the last backward()" in one for one in said)
+
+
+def without_gradients_around(rank: int, stage: int, mode: type) -> list[float]:
+    engine, losses = engine_of(net(), stage), []
+    for _ in range(4):
+        loss = engine(inputs_of(rank)).square().mean()
+        with mode():
+            engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_backward_may_be_called_where_no_gradients_are_computed(two_ranks, stage, mode):
+    """As torch's loss.backward()."""
+    assert two_ranks.run(without_gradients_around, stage, mode) == two_ranks.run(of_plain)

@@ -221,6 +221,24 @@ def test_an_engine_that_is_gone_leaves_no_hooks_on_its_model(two_ranks, stage):
     assert two_ranks.run(train_with_another_engine, stage) == [(0, 0), (0, 0)]
 
 
+def convert_after_an_engine(rank: int) -> torch.dtype:
+    """Converts a model by swapping its parameters, which torch refuses where there are weak references to them."""
+    model, optimizer = built(lambda: nn.Sequential(nn.Linear(4, 4)))
+    engine = octavo.initialize(model, optimizer, {"zero_stage": 1})
+    train(engine, rank, 1)
+    del engine, optimizer
+    gc.collect()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        return model.to(torch.bfloat16)[0].weight.dtype
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def test_a_model_may_be_converted_when_its_engine_is_gone(two_ranks):
+    assert two_ranks.run(convert_after_an_engine) == [torch.bfloat16] * 2
+
+
 def limit_a_norm() -> nn.Module:
     return nn.Sequential(nn.Embedding(8, 4, max_norm=1.0))
 

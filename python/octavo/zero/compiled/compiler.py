@@ -45,7 +45,7 @@ from octavo.zero.compiled.passes import (
     default_schedule,
     require_sound,
 )
-from octavo.zero.compiled.variants import Variants
+from octavo.zero.compiled.variants import Variants, has_hooks
 from octavo.zero.peers import Peers
 
 
@@ -211,7 +211,7 @@ class ZeroCompiler:
         graph_id = self._engine.new_graph_id()
         if ids:
             getattr(self._engine, f"register_graph_z{self._setting.stage}")(graph_id, sorted(ids.values()))
-        returned = frozenset(id for i, id in ids.items() if _has_hooks(inputs[i]))
+        returned = frozenset(id for i, id in ids.items() if has_hooks(inputs[i]))
         part = partial(partition, ids=ids, graph_id=graph_id, returned=returned, are_gathered=self._setting.stage == 3)
         build = self._build_by_inductor if self._config.backend == "inductor" else self._build_of_aten
         return build(module, inputs, ids, graph_id, part)
@@ -349,12 +349,6 @@ def _require_reductions(name: str, before: Counter[str], graph: ZeroGraph) -> No
             f"had {before[what]} calls for {what} before the pass, and has {now[what]} after it; a pass may move calls "
             f"of dc.reduce_grads and dc.finish_backward, and replace one call by several of the same parameters"
         )
-
-
-def _has_hooks(parameter: nn.Parameter) -> bool:
-    """Whether the user has put hooks on a parameter, which see its gradient before it is reduced. The engine has one
-    hook of its own there."""
-    return bool(parameter._backward_hooks) or len(parameter._post_accumulate_grad_hooks or ()) > 1
 
 
 class _Partitioner(CustomPartitionerFn):

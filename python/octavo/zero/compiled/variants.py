@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs that Dynamo gives to other parameters than those that they were compiled for."""
+"""Graphs that Dynamo gives to other parameters than those that they were compiled for, or to ones with other hooks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import nn
 from torch.fx import GraphModule
 
 
@@ -15,11 +16,12 @@ class Variants:
 
     Dynamo's guards look at the shapes of parameters, and not at which ones they are. Where a break makes it compile
     layers one by one, it takes the graph of one layer for the next. Gathers and reductions name their parameters, so
-    that each layer needs one of its own. It is compiled when it is first needed.
+    that each layer needs one of its own. It is compiled when it is first needed. Nor do the guards look at hooks of
+    parameters: a graph returns the gradients of those that have some.
 
     - ``places``: of the parameters among the inputs.
     - ``numbers``: the engine's parameters, by ``id()``; all others are alike.
-    - ``compile``: is called with a copy of the graph for each further set of parameters.
+    - ``compile``: is called with a copy of the graph for each further set of parameters and of those that have hooks.
     """
 
     def __init__(
@@ -31,7 +33,7 @@ class Variants:
     ):
         self._graph, self._places, self._compile = _copied(graph), places, compile  # backends may change the graph
         self._numbers = numbers
-        self._of_parameters: dict[tuple[int | None, ...], Callable[..., Any]] = {}
+        self._of_parameters: dict[_Key, Callable[..., Any]] = {}
 
     def add(self, inputs: Sequence[Any], run: Callable[..., Any]) -> None:
         """Makes ``run`` what runs for the parameters among these inputs."""
@@ -44,8 +46,19 @@ class Variants:
             self.add(inputs, run)
         return run(*inputs)
 
-    def _key(self, inputs: Sequence[Any]) -> tuple[int | None, ...]:
-        return tuple(self._numbers.get(id(inputs[place])) for place in self._places)
+    def _key(self, inputs: Sequence[Any]) -> _Key:
+        parameters = [inputs[place] for place in self._places]
+        numbers = tuple(self._numbers.get(id(parameter)) for parameter in parameters)
+        return numbers, tuple(map(has_hooks, parameters))
+
+
+_Key = tuple[tuple[int | None, ...], tuple[bool, ...]]
+
+
+def has_hooks(parameter: nn.Parameter) -> bool:
+    """Whether the user has put hooks on a parameter, which see its gradient before it is reduced. The engine has one
+    hook of its own there."""
+    return bool(parameter._backward_hooks) or len(parameter._post_accumulate_grad_hooks or ()) > 1
 
 
 def _copied(graph: GraphModule) -> GraphModule:

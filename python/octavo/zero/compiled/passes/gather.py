@@ -54,21 +54,20 @@ def _gather_together(graph: ZeroGraph, parameters: list[Node]) -> Node:
     ids = [node.meta[PARAMETER] for node in parameters]
     casts = [_cast_of(node) for node in parameters]
     values = [_whole(node, cast) for node, cast in zip(parameters, casts, strict=True)]
-    using = {user for node in parameters for user in users(node)}
-    first = next(node for node in graph.nodes if node in using)
+    using = [users(node) for node in parameters]
+    first = next(node for node in graph.nodes if any(node in of_one for of_one in using))
     dtypes = [value.dtype for value in values]
     arguments = (parameters, graph.graph_id, ids, dtypes)
     launch = graph.insert(first, torch.ops.dc.allgather_params_fused.default, arguments, values)
     wholes = [graph.insert(first, operator.getitem, (launch, i), value) for i, value in enumerate(values)]
     wait = graph.insert(first, torch.ops.dc.wait_params.default, (wholes, graph.graph_id, ids))
-    for user in using:
-        for node, whole, cast in zip(parameters, wholes, casts, strict=True):
+    for node, of_one, cast, whole in zip(parameters, using, casts, wholes, strict=True):
+        for user in of_one:
             if cast is None:
                 user.replace_input_with(node, whole)
-            elif node in user.all_input_nodes:
+            else:
                 user.replace_all_uses_with(whole)
                 graph.module.graph.erase_node(user)
-                break
     return wait
 
 

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stage 3 without torch.compile: which parameters travel together, and who keeps them whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from zero_runs import Engine, engine_of, error_of, inputs_of, train
+
+
+class Transfers:
+    """Stands for the C++ engine, and notes the parameters of each transfer that is started."""
+
+    def __init__(self, engine: Engine):
+        self._engine = engine._gathering._engine
+        engine._gathering._engine = self
+        self.started: list[list[int]] = []
+        self.most_under_way = 0
+        self._under_way: list[list[int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def gather_into(self, ids: list[int], wholes: list[Tensor]) -> None:
+        self._engine.gather_into(ids, wholes)
+        self.started.append(ids)
+        self._under_way.append(ids)
+        self.most_under_way = max(self.most_under_way, len(self._under_way))
+
+    def wait_allgather(self, id: int) -> None:
+        self._engine.wait_allgather(id)
+        self._under_way = [ids for ids in self._under_way if id not in ids]
+
+
+def transfers_of_a_context(rank: int) -> tuple[list[list[int]], int]:
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
+    engine = engine_of(model, 3, gather_mib=2e-4, reuse_mib=0)
+    transfers = Transfers(engine)
+    with engine.gathered():
+        engine.take_own_parts()
+    return transfers.started, transfers.most_under_way
+
+
+def test_a_context_gathers_in_transfers_of_the_size_that_the_config_gives(two_ranks):
+    """Weights have 64 bytes here and biases 16, and a transfer ends with the parameter that fills its 209 bytes."""
+    once = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9, 10], [11]]
+    assert two_ranks.run(transfers_of_a_context) == [(once * 2, 2)] * 2
+
+
+class WithAScale(nn.Module):
+    """A model that has a parameter besides those of its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x) * self.scale
+
+
+def transfers_of_the_second_step(rank: int) -> list[list[int]]:
+    engine = engine_of(WithAScale(), 3)
+    train(engine, rank, 1)
+    transfers = Transfers(engine)
+    train(engine, rank, 1)
+    return transfers.started
+
+
+def test_the_parameters_of_the_model_itself_travel_with_those_of_its_layers(two_ranks):
+    assert two_ranks.run(transfers_of_the_second_step) == [[[0, 1, 2, 3, 4]]] * 2
+
+
+def after_a_pass_that_never_began(rank: int) -> tuple[str, str]:
+    """Returns the error of a hook before those of the engine, and the one of a reading in a context after it."""
+    engine = engine_of(nn.Linear(4, 4), 3)
+
+    def fail(*_: object) -> None:
+        raise ValueError("these inputs are wrong")
+
+    handle = engine.module.register_forward_pre_hook(fail, prepend=True)
+    said = error_of(lambda: engine(inputs_of(rank)))
+    handle.remove()
+    with engine.gathered(), torch.no_grad():
+        engine(inputs_of(rank))
+        return said, error_of(engine.module.weight.sum)
+
+
+def test_a_hook_that_raises_before_a_module_begins_leaves_no_trace(two_ranks):
+    assert two_ranks.run(after_a_pass_that_never_began) == [("ValueError: these inputs are wrong", "")] * 2
+
+
+def leave_after_the_module(rank: int) -> None:
+    """A context begins while a module works, and ends when the module is done."""
+    engine = engine_of(nn.Linear(4, 4), 3)
+    context = engine.gathered()
+    engine.module.register_forward_pre_hook(lambda *_: context.__enter__())
+    with torch.no_grad():
+        engine(inputs_of(rank))
+    engine.module.weight.sum()
+    context.__exit__(None, None, None)
+    with pytest.raises(RuntimeError, match="not whole"):
+        engine.module.weight.sum()
+
+
+def test_a_context_that_outlives_its_module_leaves_nothing_whole(two_ranks):
+    two_ranks.run(leave_after_the_module)
