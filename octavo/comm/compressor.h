@@ -290,7 +290,7 @@ class OCTAVO_API Compressor {
   std::vector<Contribution> contributions(const Job& job);
   Contribution contribution(std::size_t index, void* values, c10::Device device);
   std::uint64_t digest_of(const Job& job, const std::vector<Contribution>& tensors) const;
-  void expect_any_plan(const Job& job);
+  void expect_any_plan(const std::vector<Slot>& slots);
   bool has_residuals_of_earlier_choice(std::size_t index);
   ParameterPlan::Codecs codecs_of(const Parameter& parameter) const;
   const LinearMap* map_of(const Parameter& parameter) const;

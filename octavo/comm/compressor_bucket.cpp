@@ -49,8 +49,9 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
     for (const Slot& slot : job->slots) state_.prefetch(slot.parameter);
     momenta_.replace_gradients(job->values, job->slots, job->gradient_scale);
   }
-  expect_any_plan(*job);
-  job->schedule = schedules_.take(job->bucket.device(), job->is_encoded);
+  expect_any_plan(job->slots);
+  const std::uint64_t bytes = job->bucket.is_sparse() ? 0 : job->bucket.nbytes();
+  job->schedule = schedules_.take(job->bucket.device(), job->is_encoded, bytes);
   std::vector<Contribution> tensors = contributions(*job);
   const std::uint64_t digest = digest_of(*job, tensors);
   if (measures_ && job->is_encoded) job->contributed.emplace(job->values, tensors, *wire_);

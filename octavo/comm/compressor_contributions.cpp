@@ -47,22 +47,19 @@ Matrix Compressor::shape_of(const Parameter& parameter) {
 
 /// Makes room for what another rank may send of a bucket under whatever plan, so that a rank under another plan is told
 /// so.
-void Compressor::expect_any_plan(const Job& job) {
+void Compressor::expect_any_plan(const std::vector<Slot>& slots) {
   std::vector<const Parameter*> sent;
-  for (const Slot& slot : job.slots) sent.push_back(&parameters_[slot.parameter]);
-  if (job.slots.empty()) {  // a sparse gradient, which may be dense on other ranks
+  for (const Slot& slot : slots) sent.push_back(&parameters_[slot.parameter]);
+  if (slots.empty()) {  // a sparse gradient, which may be dense on other ranks
     for (const Parameter& parameter : parameters_) sent.push_back(&parameter);
   }
-  const auto longest = [&](const Wire& wire, const auto& count_of) {
+  const auto expect = [&](Wire& wire, const auto& count_of) {
     std::uint64_t values = 0;
     for (const Parameter* one : sent) values += one->info.ownership.range_size(count_of(*one), wire.world_size());
-    return longest_message(values, sent.size());
+    wire.set_longest_message(longest_message(values, sent.size()));
   };
-  SchedulePool::Sizes sizes;
-  sizes.bucket = job.values.defined() ? job.values.nbytes() : 0;
-  sizes.message = longest(*wire_, [](const Parameter& parameter) { return parameter.remembered_count; });
-  if (host_) sizes.message_in_host = longest(*host_, [](const Parameter& parameter) { return parameter.info.count; });
-  schedules_.expect(sizes);
+  expect(*wire_, [](const Parameter& parameter) { return parameter.remembered_count; });
+  if (host_) expect(*host_, [](const Parameter& parameter) { return parameter.info.count; });
 }
 
 std::vector<Contribution> Compressor::contributions(const Job& job) {

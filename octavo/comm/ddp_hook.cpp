@@ -30,7 +30,7 @@ using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 /// numbers of buckets do not tell: in the first pass of a static graph, each of them has the number 0.
 class BackwardPass {
  public:
-  /// `parameters`: how many parameters come in a whole pass.
+  /// `parameters`: how many come in a whole pass.
   explicit BackwardPass(std::size_t parameters) : parameters_(parameters) {}
   /// Takes a bucket's parameters. Returns whether the bucket is the first one of its pass. It is, too, where one of its
   /// parameters has come already: the pass before was broken off.
@@ -53,13 +53,14 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
  public:
   using Count = std::atomic<std::uint64_t>;
 
-  /// `delivered`: counts the backward passes whose averages have been delivered.
-  DdpHook(std::shared_ptr<Compressor> compressor, const std::vector<at::Tensor>& parameters,
+  /// `in_a_pass`: how many parameters come in a backward pass. `delivered`: counts the backward passes whose averages
+  /// have been delivered.
+  DdpHook(std::shared_ptr<Compressor> compressor, const std::vector<at::Tensor>& parameters, std::size_t in_a_pass,
           std::shared_ptr<Count> delivered, TranslateError translate, std::shared_ptr<SerialQueue> queue)
       : CppCommHookInterface(std::move(compressor)),
         delivered_(std::move(delivered)),
         translate_(std::move(translate)),
-        pass_(parameters.size()),
+        pass_(in_a_pass),
         queue_(std::move(queue)) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       known_[parameters[i].unsafeGetTensorImpl()] = {i, parameters[i].strides().vec()};
@@ -221,6 +222,22 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   std::shared_ptr<SerialQueue> queue_;  // last, because its jobs use all of the above
 };
 
+/// Returns the number of the reducer's parameters. Throws where one of the compressor's is not among them.
+std::size_t count_in_reducer(const c10d::Reducer& reducer, const std::vector<at::Tensor>& compressed) {
+  std::unordered_set<const c10::TensorImpl*> all;
+  for (const c10d::GradBucket& bucket : reducer.get_grad_buckets(/*return_zero_tensors=*/false)) {
+    for (const at::Tensor& parameter : bucket.getParameters()) all.insert(parameter.unsafeGetTensorImpl());
+  }
+  for (const at::Tensor& parameter : compressed) {
+    if (all.contains(parameter.unsafeGetTensorImpl())) continue;
+    fail(
+        ErrorCode::invalid_argument, "comm.register_ddp_hook", "a parameter of the sizes ", parameter.sizes(),
+        " was frozen or not there when the model was wrapped, so that DistributedDataParallel averages no gradient of ",
+        "it: wrap the changed model in a new DistributedDataParallel, or freeze it");
+  }
+  return all.size();
+}
+
 }  // namespace
 
 std::function<std::uint64_t()> register_ddp_hook(c10d::Reducer& reducer, std::shared_ptr<Compressor> compressor,
@@ -232,10 +249,11 @@ std::function<std::uint64_t()> register_ddp_hook(c10d::Reducer& reducer, std::sh
     fail(ErrorCode::invalid_argument, "comm.register_ddp_hook", "expected a compressor and the tensors of its ",
          "parameters, got ", compressor ? "an undefined tensor" : "no compressor");
   }
+  const std::size_t in_a_pass = count_in_reducer(reducer, parameters);
   auto delivered = std::make_shared<DdpHook::Count>(0);
   if (queue == nullptr) queue = std::make_shared<SerialQueue>();
-  reducer.register_comm_hook(
-      std::make_unique<DdpHook>(std::move(compressor), parameters, delivered, std::move(translate), std::move(queue)));
+  reducer.register_comm_hook(std::make_unique<DdpHook>(std::move(compressor), parameters, in_a_pass, delivered,
+                                                       std::move(translate), std::move(queue)));
   return [delivered] { return delivered->load(); };
 }
 

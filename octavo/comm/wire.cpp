@@ -120,7 +120,6 @@ Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds 
       shared_(dynamic_cast<SharedBackend*>(backend_.get())),
       is_gloo_(backend_->getBackendName() == "gloo"),
       timeout_(at_most_a_century(timeout)),
-      least_longest_message_(longest_message),
       longest_message_(longest_message),
       rank_(backend_->getRank()),
       world_size_(backend_->getSize()) {

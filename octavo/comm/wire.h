@@ -84,7 +84,7 @@ class OCTAVO_API Transfer {
 class OCTAVO_API Wire {
  public:
   /// `backend` must have a name (getBackendName). `longest_message`: the bytes of the longest message that a rank may
-  /// send another one; 0: not known yet (set_longest_message()).
+  /// ever send another one; 0: not known yet (set_longest_message()).
   /// Throws Error invalid_argument without a back end, and for a timeout of 0 or below, which c10d does not wait for.
   Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout, std::uint64_t longest_message = 0);
   ~Wire();
@@ -102,8 +102,7 @@ class OCTAVO_API Wire {
                                   std::span<const std::uint64_t> receive_bytes);
 
   /// Sets the bytes of the longest message that a rank may send another one from now on, even if it should send fewer.
-  /// It stays at least what the constructor was given.
-  void set_longest_message(std::uint64_t bytes) { longest_message_ = std::max(bytes, least_longest_message_); }
+  void set_longest_message(std::uint64_t longest_message) { longest_message_ = room_for(longest_message); }
   /// Returns the size of the buffer for a message of `bytes` bytes. The buffer has room for the longest message, so
   /// that a rank that sends another message is found by the message's header: Gloo ends the process of a receiver that
   /// has too little room, but accepts a message that is shorter than its buffer. A SharedBackend compares the sizes
@@ -142,7 +141,7 @@ class OCTAVO_API Wire {
   bool is_gloo_;           // exchanges over Gloo are GlooExchanges
   std::vector<c10::intrusive_ptr<GlooExchange>> under_way_;
   std::chrono::milliseconds timeout_;
-  std::uint64_t least_longest_message_, longest_message_;
+  std::uint64_t longest_message_;
   int rank_, world_size_;
   std::atomic<std::uint64_t> sent_bytes_ = 0;
 };

@@ -24,8 +24,9 @@ class OCTAVO_API FreshGather {
   FreshGather(std::shared_ptr<ParamGather> gather, std::shared_ptr<DSParamRegistry> registry)
       : gather_(std::move(gather)), registry_(std::move(registry)) {}
 
-  /// Starts one transfer for what is neither valid nor on its way. Returns tensors of the parameters' shapes, whose
-  /// values are there after wait(). `dtypes` has the dtype of each; empty: the parameters' own dtypes.
+  /// Starts to gather what is neither valid nor on its way, as ParamGather::start() does. Returns tensors of the
+  /// parameters' shapes, whose values are there after wait(). `dtypes` has the dtype of each; empty: the parameters'
+  /// own dtypes.
   std::vector<at::Tensor> start(std::span<const long> ids, std::span<const at::ScalarType> dtypes);
   /// Waits until the values are in `gathered`, which are the tensors of a start() or copies of them. Must be called
   /// once for each start(). Throws Error invalid_argument where there was no start, or for tensors of another shape.

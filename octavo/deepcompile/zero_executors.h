@@ -96,7 +96,7 @@ class OCTAVO_API Z3CustomOpExecutor final : public ReducingExecutor {
   /// Starts to gather a parameter, unless its whole values are valid or on their way. Returns their memory, which must
   /// not be used before waitAllgather(). `dtype` is that of the memory; not given: the parameter's.
   at::Tensor allgatherParam(long ds_id, std::optional<at::ScalarType> dtype = std::nullopt);
-  /// Starts to gather several parameters at once, in one transfer. `dtypes` has one for each, or none.
+  /// Starts to gather several parameters together (ParamGather::start). `dtypes` has one for each, or none.
   void prefetchParamsFused(const std::vector<long>& ds_ids, const std::vector<at::ScalarType>& dtypes = {});
   /// Waits for the parameter's whole values and returns them, in the dtype of `v`, which allgatherParam() has returned.
   /// Throws Error invalid_argument for a `v` that it has not.
@@ -106,7 +106,7 @@ class OCTAVO_API Z3CustomOpExecutor final : public ReducingExecutor {
   /// where one that is not persistent is used more often, and for less than one user.
   void releaseParam(long ds_id, long n_users);
 
-  /// Starts one transfer, and returns memory for the whole values that only the caller has (FreshGather).
+  /// Does the same, and returns memory for the whole values that only the caller has (FreshGather).
   std::vector<at::Tensor> allgatherParamsFused(const std::vector<long>& ds_ids,
                                                const std::vector<at::ScalarType>& dtypes = {});
   void waitParams(at::TensorList gathered, const std::vector<long>& ds_ids);

@@ -58,7 +58,7 @@ void Pager::finish() {
 }
 
 /// Moves pages on the side stream, once the current stream has reached the beginning of a window: those of the windows
-/// before and after it.
+/// before and after it, and of the very first window itself.
 void Pager::enter(std::size_t window) {
   const auto is_current = paging_streams().hand_over(device_).take();
   if (window == 0) {

@@ -21,35 +21,19 @@ constexpr std::uint64_t kStepsBetweenLooks = 8;
 SchedulePool::SchedulePool(Wire& wire, Wire* host, bool owners_keep_sums)
     : wire_(wire), host_(host), owners_keep_sums_(owners_keep_sums) {}
 
-void SchedulePool::Sizes::grow_to(const Sizes& other) {
-  bucket = std::max(bucket, other.bucket);
-  message = std::max(message, other.message);
-  message_in_host = std::max(message_in_host, other.message_in_host);
-}
-
 void SchedulePool::begin_step() {
   if (++steps_ % kStepsBetweenLooks != 0) return;
-  if (recent_.bucket > 0 && recent_.bucket < largest_.bucket / 2) {
+  if (recent_bytes_ > 0 && recent_bytes_ < largest_bytes_ / 2) {
     idle_encoding_.clear();
     idle_dense_.clear();
-    largest_ = recent_;
-    tell_wires();
+    largest_bytes_ = recent_bytes_;
   }
-  recent_ = {};
+  recent_bytes_ = 0;
 }
 
-void SchedulePool::expect(const Sizes& bucket) {
-  recent_.grow_to(bucket);
-  largest_.grow_to(bucket);
-  tell_wires();
-}
-
-void SchedulePool::tell_wires() {
-  wire_.set_longest_message(largest_.message);
-  if (host_) host_->set_longest_message(largest_.message_in_host);
-}
-
-std::unique_ptr<Schedule> SchedulePool::take(c10::Device device, bool is_encoded) {
+std::unique_ptr<Schedule> SchedulePool::take(c10::Device device, bool is_encoded, std::uint64_t bucket_bytes) {
+  largest_bytes_ = std::max(largest_bytes_, bucket_bytes);
+  recent_bytes_ = std::max(recent_bytes_, bucket_bytes);
   auto& free = idle(is_encoded)[device];
   if (free.empty()) return make(device, is_encoded);
   std::unique_ptr<Schedule> schedule = std::move(free.back());

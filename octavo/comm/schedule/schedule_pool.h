@@ -17,25 +17,17 @@ namespace octavo {
 /// buckets have become much smaller: the first bucket of a DDP model holds all of its gradients. Not thread-safe.
 class SchedulePool {
  public:
-  /// The bytes of a bucket, and of the longest messages that ranks may send of it: between all ranks or hosts, and
-  /// between the ranks of a host.
-  struct Sizes {
-    std::uint64_t bucket = 0, message = 0, message_in_host = 0;
-    void grow_to(const Sizes& other);
-  };
-
   /// `host`: with ranks_per_host the ranks of this rank's host, else null; `wire` are then the ranks of the same number
   /// on all hosts. `owners_keep_sums`: owners send nothing back to the ranks. The wires must outlive this object and
   /// its schedules.
   SchedulePool(Wire& wire, Wire* host, bool owners_keep_sums);
 
-  /// Says that a step begins. Every few steps, buffers are given up that are too large for all buckets since.
+  /// Says that a step begins. Every few steps, all buffers are given up where each bucket since was less than half of
+  /// the largest bucket that they may be for.
   void begin_step();
-  /// Says how large the next bucket is, and tells the wires.
-  void expect(const Sizes& bucket);
-  /// Returns a schedule for buckets that are sent encoded, or as they are. It adds to seconds() of this object, which
-  /// must outlive it.
-  std::unique_ptr<Schedule> take(c10::Device device, bool is_encoded);
+  /// Returns a schedule for a bucket of so many bytes that is sent encoded, or as it is. It adds to seconds() of this
+  /// object, which must outlive it.
+  std::unique_ptr<Schedule> take(c10::Device device, bool is_encoded, std::uint64_t bucket_bytes);
   void give_back(std::unique_ptr<Schedule> schedule, c10::Device device, bool is_encoded);
 
   /// Returns the seconds of all buckets, on the thread that works on them.
@@ -44,7 +36,6 @@ class SchedulePool {
  private:
   using Idle = std::unordered_map<c10::Device, std::vector<std::unique_ptr<Schedule>>>;
   Idle& idle(bool is_encoded) { return is_encoded ? idle_encoding_ : idle_dense_; }
-  void tell_wires();
   std::unique_ptr<Schedule> make(c10::Device device, bool is_encoded);
 
   Wire& wire_;
@@ -52,8 +43,8 @@ class SchedulePool {
   bool owners_keep_sums_;
   PhaseSeconds seconds_;
   std::uint64_t steps_ = 0;
-  Sizes largest_;  // of all buckets for which schedules may have buffers
-  Sizes recent_;   // the largest of some steps
+  std::uint64_t largest_bytes_ = 0;  // of the buckets for which schedules may have buffers
+  std::uint64_t recent_bytes_ = 0;   // of the largest bucket in the last few steps
   Idle idle_encoding_, idle_dense_;
 };
 

@@ -169,12 +169,12 @@ def require_steppable(
     but one that is called for a single parameter, or for a group, does so when others have moved. ``in_own_dtype``: the
     states that may be in another dtype than float32."""
     _require_writable(optimizer, parameter)
-    states = {name: state[name] for name in sorted(OF_ELEMENTS & state.keys())}
-    for name, tensor in {"gradient": parameter.grad, **states}.items():
+    shape, device = parameter.shape, parameter.device  # read once, because every step looks at every parameter
+    for name in ("gradient", *(OF_ELEMENTS & state.keys())):
+        tensor = parameter.grad if name == "gradient" else state[name]
         may_be_any = name == "gradient" or name in in_own_dtype
-        is_of_dtype = tensor.is_floating_point() if may_be_any else tensor.dtype == torch.float32
-        is_alike = tensor.shape == parameter.shape and tensor.device == parameter.device
-        if not (is_of_dtype and is_alike and tensor.layout is torch.strided):
+        is_of_dtype = tensor.is_floating_point() if may_be_any else tensor.dtype is torch.float32
+        if not (is_of_dtype and tensor.shape == shape and tensor.device == device and tensor.layout is torch.strided):
             raise ValueError(
                 f"[optim.{type(optimizer).__name__}] expected the {name} of a parameter as strided "
                 f"{'floats' if may_be_any else 'float32'} {_place_of(parameter)}, got {_described(tensor)}; no "
@@ -189,7 +189,8 @@ def _require_writable(optimizer: Optimizer, parameter: Tensor) -> None:
             f"[optim.{name}] expected strided parameters of a floating dtype, got {_described(parameter)}; no "
             f"parameter has moved"
         )
-    if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
+    strides = parameter.stride()
+    if 0 in strides and any(size > 1 for stride, size in zip(strides, parameter.shape, strict=True) if stride == 0):
         raise ValueError(
             f"[optim.{name}] expected parameters with memory for each element, got strides {parameter.stride()} of "
             f"{tuple(parameter.shape)}, as expand() makes them: call contiguous(); no parameter has moved"

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from octavo._C import Plan
 from octavo.hooks import OwnHook, while_alive
-from octavo.optim.base import CheckedOptimizer, unwrapped
+from octavo.optim.base import CheckedOptimizer, not_compiled, unwrapped
 
 if TYPE_CHECKING:
     from octavo.handle import Handle
@@ -105,7 +105,7 @@ class JoinedOptimizer(CheckedOptimizer):
         self._handle = handle
         self._plan = plan
         self._sent = frozenset(handle.parameters)
-        handle._model.register_forward_pre_hook(OwnHook(while_alive(self._before_forward)))
+        handle._model.register_forward_pre_hook(OwnHook(not_compiled(while_alive(self._before_forward))))
         self._enter_phase()
 
     def _parameters(self) -> list[Tensor]:

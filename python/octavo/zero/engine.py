@@ -179,7 +179,8 @@ class ZeroEngine:
             parameter.grad = None  # what a pass that was not this engine's has left
         self._engine.ignore_gradients(False)
         try:
-            with torch.inference_mode(False):  # and with gradients: torch's loss.backward() works under no_grad(), too
+            # torch's loss.backward() works under no_grad() and in inference mode, too
+            with torch.inference_mode(False) if torch.is_inference_mode_enabled() else torch.enable_grad():
                 (loss / self.config.accumulation_steps).backward()
             self._gathering.end_pass()
             self._engine.end_backward(GRAPH)

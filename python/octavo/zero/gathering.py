@@ -121,13 +121,15 @@ class Gathering:
     def _transfers(self) -> Iterator[list[int]]:
         """Yields the parameters that are neither whole nor being gathered, by transfer."""
         together: list[int] = []
+        needed_bytes = 0
         for id in range(len(self._wholes)):
             if id in self._there:
                 continue
             together.append(id)
-            if sum(self._bytes[one] for one in together) >= self._transfer_bytes:
+            needed_bytes += self._bytes[id]
+            if needed_bytes >= self._transfer_bytes:
                 yield together
-                together = []
+                together, needed_bytes = [], 0
         if together:
             yield together
 

@@ -16,7 +16,7 @@ _ONE_PARAMETER = "make them one parameter, by assigning the parameter of one mod
 
 class _Place(NamedTuple):
     """Where a parameter or a buffer is in memory: the addresses of its first byte, and of the byte after its last
-    one."""
+    one. What strides leave out between them counts as its own."""
 
     device: str
     first: int

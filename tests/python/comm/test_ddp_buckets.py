@@ -99,3 +99,16 @@ def compress_without_unused_buckets(rank: int) -> None:
 
 def test_buckets_that_ddp_leaves_out_are_refused(two_ranks):
     two_ranks.run(compress_without_unused_buckets)
+
+
+def compress_what_was_unfrozen_after_wrapping(rank: int) -> None:
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    layers[0].requires_grad_(False)
+    model = DistributedDataParallel(layers)
+    layers[0].requires_grad_(True)
+    with pytest.raises(ValueError, match=r"a parameter of the sizes \[4, 4\] was frozen or not there when the model"):
+        octavo.compress(model, "int4+ef")
+
+
+def test_parameters_that_ddp_does_not_average_are_refused(two_ranks):
+    two_ranks.run(compress_what_was_unfrozen_after_wrapping)

@@ -55,7 +55,8 @@ def _gather_together(graph: ZeroGraph, parameters: list[Node]) -> Node:
     casts = [_cast_of(node) for node in parameters]
     values = [_whole(node, cast) for node, cast in zip(parameters, casts, strict=True)]
     using = [users(node) for node in parameters]
-    first = next(node for node in graph.nodes if any(node in of_one for of_one in using))
+    everyone = {user for of_one in using for user in of_one}
+    first = next(node for node in graph.nodes if node in everyone)
     dtypes = [value.dtype for value in values]
     arguments = (parameters, graph.graph_id, ids, dtypes)
     launch = graph.insert(first, torch.ops.dc.allgather_params_fused.default, arguments, values)
