@@ -73,7 +73,8 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def _interrupt(*_: object) -> NoReturn:
-    """Ends a command as ^C does. A second signal, such as a closed terminal sends, must not break off its end."""
+    """Ends a command as ^C does. Further signals are ignored: a closed terminal sends several, and the second one would
+    interrupt the clean-up."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

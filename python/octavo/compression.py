@@ -92,8 +92,8 @@ def compress(
 
         if ranks_per_host is not None:
             raise ValueError(
-                "[fsdp.compress] ranks_per_host is for DistributedDataParallel: shard the model inside a host, and "
-                "pass the ranks that hold the same shard on all hosts as replicas"
+                "[compression.compress] ranks_per_host is for DistributedDataParallel: shard the model inside a host, "
+                "and pass the ranks that hold the same shard on all hosts as replicas"
             )
         return compress_fsdp(
             model,

@@ -20,7 +20,10 @@ def make_console() -> Console:
     model writes any."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    return Console(file=_Stdout(), width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
+    if sys.stdout.isatty():
+        return Console(file=_Stdout())
+    # never interactive, also where a variable such as FORCE_COLOR makes rich take a file for a terminal
+    return Console(file=_Stdout(), width=_WIDTH_OF_A_FILE, force_interactive=False)
 
 
 class _Stdout:

@@ -80,8 +80,8 @@ def compress_ddp(
 
 
 def _of_reducer(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
-    """Returns the parameters that DDP's reducer takes, where they need a gradient. In what it is told to ignore, it
-    finds those of the root module with a dot before their names."""
+    """Returns the parameters of the model by plain name, frozen ones included, except those that DDP was told to
+    ignore. In the list of ignored names DDP looks for parameters of the root module with a dot in front (`.weight`)."""
     return {
         plain_name(name): parameter
         for name, parameter in model.module.named_parameters()
@@ -118,8 +118,8 @@ def _require_no_hosts(joined: JoinedOptimizer, host_size: int) -> None:
 def _register_hook(
     model: DistributedDataParallel, compressor: "_C.Compressor", parameters: list[nn.Parameter]
 ) -> Callable[[], int]:
-    """Lets the model exchange its buckets through the compressor. Returns what counts the backward passes that were
-    delivered."""
+    """Lets the model exchange its buckets through the compressor. Returns a function that gives the number of backward
+    passes whose averages were delivered."""
     try:
         return _C.register_ddp_hook(model.reducer, compressor, parameters)
     except RuntimeError as error:
@@ -131,8 +131,8 @@ def _register_hook(
 
 
 def _watch_frozen(model: DistributedDataParallel) -> None:
-    """Warns once where a parameter that is frozen now no longer is in a forward pass: DDP averages no gradient of
-    it."""
+    """Warns once if a parameter that is frozen now needs a gradient in a later forward pass: DDP does not average that
+    gradient."""
     frozen = {name: p for name, p in _of_reducer(model).items() if not p.requires_grad}
 
     def warn_of_unfrozen(*_: object) -> None:

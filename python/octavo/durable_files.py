@@ -77,8 +77,8 @@ def json_text(value: Any) -> str:
 
 
 def point_link(link: Path, target: str) -> None:
-    """Makes the symbolic link `link` point to `target`, replacing an older link in one step, or the folder that a copy
-    has made of it."""
+    """Makes the symbolic link `link` point to `target`. An older link is replaced in one step. If a copy of the tree
+    has turned the link into a folder, that folder is replaced."""
     aside = link.with_name(f".{link.name}.{os.getpid()}")
     copy = aside.with_name(f"{aside.name}.copy")
     aside.unlink(missing_ok=True)

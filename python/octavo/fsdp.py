@@ -49,7 +49,8 @@ class ShardedHandle(Handle):
         weakref.finalize(self, _end_last_step, compressor)
 
     def _clipped_parameters(self) -> Sequence[nn.Parameter]:
-        """Those of groups that were frozen at ``octavo.compress`` too, which FSDP2 reduces by itself."""
+        """Returns all sharded parameters, also those of groups that were frozen at ``octavo.compress``, which FSDP2
+        reduces by itself."""
         return [parameter for parameter in self._model.parameters() if isinstance(parameter, DTensor)]
 
     def _load_world(self, states: list["_C.CompressorState"]) -> None:
@@ -63,8 +64,8 @@ class ShardedHandle(Handle):
 
 
 def _end_last_step(compressor: "_C.Compressor") -> None:
-    """Ends the last step before this rank leaves: the other ranks wait for what it tells them of that step behind the
-    buckets. Errors are ignored, because no step follows."""
+    """Ends the last step before this rank leaves: after the buckets, each rank tells the others whether its step was
+    finite, and they wait for that message. Errors are ignored, because no step follows."""
     with contextlib.suppress(RuntimeError, TimeoutError):
         compressor.stats()
 

@@ -72,7 +72,7 @@ class Handle(SendsMomenta):
 
     @property
     def _joined(self) -> JoinedOptimizer | None:
-        """The same, if it decides what is sent."""
+        """That optimizer if it is a JoinedOptimizer, otherwise None."""
         optimizer = self._optimizer
         return optimizer if isinstance(optimizer, JoinedOptimizer) else None
 
@@ -288,13 +288,17 @@ class Handle(SendsMomenta):
         ``end_step`` and the optimizer's step.
 
         Error feedback adds what it has left out of a gradient to later ones, in full. Without this call, a burst
-        that was clipped would come back, step by step, as large as a clip lets it. Where ``factor`` is less than
-        half of the usual one, what this backward pass has left out is therefore forgotten; where several passes since
-        the last call have sent gradients, all that is owed. The usual factor is the largest of the factors so far,
-        which fade by a tenth in every step. Where the step has ended, by ``end_step`` or by a call that is made between
-        steps, such as ``state_dict``, all that is owed is forgotten, too. Raises ValueError for a factor outside
-        [0, 1], and for one below 1 where ranks have sent updates of their own, as in syncs of
-        ``ZeroOneAdam``.
+        that was clipped would come back, step by step, as large as a clip lets it. If ``factor`` is less than half of
+        the usual one, which is the largest factor so far (earlier ones fade by a tenth with every call), this
+        call therefore forgets:
+
+        - what this backward pass has left out, if it alone has sent gradients since the last call,
+        - all that is owed, if several passes have,
+        - all that is owed, if the step has ended, by ``end_step`` or by a call that is made between steps, such as
+          ``state_dict``.
+
+        Raises ValueError for a factor outside [0, 1], and for one below 1 if ranks have sent updates of their own, as
+        in syncs of ``ZeroOneAdam``.
         """
         is_of_updates = self._joined is not None and self._joined.keeps_own_momenta and self.exchange == "planned"
         if is_of_updates and factor < 1:

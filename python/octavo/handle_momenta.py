@@ -156,8 +156,8 @@ class SendsMomenta:
 
 
 def _require_place(call: str, what: str, name: str, parameter: Tensor, tensor: Tensor) -> None:
-    """Raises ValueError unless what is kept for a parameter lies where the parameter's gradients are combined with
-    it."""
+    """Raises ValueError unless ``tensor`` is on the parameter's device and in the memory order (``dense_strides``) in
+    which gradients are combined with it."""
     if tensor.device != parameter.device:
         raise ValueError(
             f"[handle.{call}] a {what} must be on its parameter's device: {name} is on {parameter.device}, its {what} "

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks that do not keep alive the object whose method they call, and that end with it or with their model."""
+"""Hooks that do not keep the object alive whose method they call. Once it is gone, they do nothing or are removed. In a
+copy of their model they do nothing."""
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def not_trained(model: nn.Module) -> dict[str, list[tuple[str, torch.Size, torch.dtype]]]:
-    """Returns what ranks must have alike besides what they train, before rank 0 sends it to all."""
+    """Returns the names, shapes and dtypes of frozen parameters and buffers. All ranks must have the same, because rank
+    0's values are copied to the others."""
     frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
     return {
         what: [(plain_name(name), tensor.shape, tensor.dtype) for name, tensor in tensors]

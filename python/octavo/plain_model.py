@@ -38,7 +38,7 @@ def require_plain_model(model: nn.Module, where: str) -> None:
 
 
 _NOT_SHARDED = (
-    "pass a model of which every rank has all parameters, as before fully_shard (octavo.compress takes one after it)"
+    "pass a model of which every rank has all parameters, as before fully_shard (octavo.compress takes sharded ones)"
 )
 
 

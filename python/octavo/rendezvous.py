@@ -58,8 +58,9 @@ _cloning = threading.Lock()
 
 
 def clone_of(store: dist.Store, purpose: str, timeout: timedelta) -> dist.Store:
-    """Returns a connection of its own to a store, which blocks its other callers while it waits. Raises TimeoutError
-    where whoever serves the store does not answer; torch would try for the time that the process group was given."""
+    """Returns a new connection to the store. While one call waits, calls of other threads on the same connection wait,
+    too. Raises TimeoutError where whoever serves the store does not answer; torch would try for the time that the
+    process group was given."""
     with _cloning:  # another thread would take the time that is set here for the store's own
         before = store.timeout
         store.set_timeout(min(before, max(timeout, timedelta(seconds=1))))  # torch takes whole seconds
@@ -227,8 +228,8 @@ class Rendezvous:
 
 
 def _decide(meeting: dist.Store, end: str) -> None:
-    """Ends a meeting so, unless another rank has ended it before. Ranks that wait for the end are woken by set():
-    compare_set() does not wake them in a TCPStore without libuv (seen in torch 2.13)."""
+    """Records `end` as the result of the meeting, unless another rank has recorded one. Ranks that wait for it are
+    woken by set(): compare_set() does not wake them in a TCPStore without libuv (seen in torch 2.13)."""
     meeting.set(_END, meeting.compare_set(_END, "", end))
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of signSGD that the packbits document sketches, as working classes. They are for loops that handle
-gradients themselves; ``octavo.compress`` is the faster way to the same end."""
+"""The parts of signSGD that DeepSpeed's description of its XPU operator packbits (seed 000) sketches, as working
+classes. They are for loops that handle gradients themselves; ``octavo.compress`` is the faster way to the same end."""
 
 from collections.abc import Collection
 
@@ -32,7 +32,7 @@ class CompressedGradientAccumulator:
     """Accumulates the signs of several backward passes in a few bits per element.
 
     ``accumulated[name]`` is a counter of positive signs per element, held as packed bit planes (plane k has the value
-    2^k). So n passes take ``ceil(log2(n + 1))`` bits per element instead of 32. (The document's sketch adds bits by
+    2^k). So n passes take ``ceil(log2(n + 1))`` bits per element instead of 32. (DeepSpeed's sketch adds bits by
     XOR, which forgets the first of two equal signs.) ``get_accumulated`` gives the majority's sign, 0 for a tie, or the
     mean.
     """
@@ -77,7 +77,7 @@ class ErrorFeedbackSignSGD:
     """Replaces gradients by their signs times their mean magnitude, averaged over the ranks, and feeds back the error.
 
     ``error_buffer[name]`` is what could not be sent: the gradient plus the error before, less what was sent. (The
-    document's sketch subtracts only from the gradient, which loses the error that it had added.) Where a value of any
+    sketch of DeepSpeed subtracts only from the gradient, which loses the error that it had added.) Where a value of any
     rank is not finite, the average is not finite either, and the errors of all ranks stay as they were. A rank that
     lacks a gradient which another rank has sends zeros for it; a gradient that all ranks lack stays None.
     """

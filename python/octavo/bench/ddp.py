@@ -104,7 +104,7 @@ def bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
         else:
             steps[plan] = _Step(size)
             handles[plan] = octavo.compress(steps[plan].model, plan)
-    remarks = {plan: _settle(steps[plan], handle) for plan, handle in handles.items()}
+    remarks = {plan: _settle(steps[plan], handle) or _remark(plan) for plan, handle in handles.items()}
     before: dict[str, dict[str, Any]] = {}
 
     def warm(name: str) -> None:
@@ -119,6 +119,10 @@ def bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
         _row(size, seconds, plan, remark=remarks[plan], **_account(before[plan], handle.stats()))
         for plan, handle in handles.items()
     ]
+
+
+def _remark(plan: str) -> str:
+    return "in the first stage of its warm-up, which sends more" if "+warmup:" in plan else ""
 
 
 def _settle(step: _LocalStep, handle: octavo.Handle | octavo.Outer) -> str:

@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 RATES = ("10mbit", "100mbit", "1gbit", "10gbit")
+_BURSTS = {"10mbit": "32kb", "100mbit": "64kb"}
+"""What a link sends at once after a pause, where that is not 512 kB. It must be little beside a step, or steps of few
+bytes would hardly see the link: 64 kB are 5 ms of 100 Mbit/s, and 512 kB are 4 ms of 1 Gbit/s."""
 UNSHAPED = "unshaped"
 """The name, in a table of links, of this machine as it is."""
 STOP_S = 10.0
@@ -114,7 +117,7 @@ class Hosts:
 
 
 def _shape(namespace: str, device: str, rate: str) -> None:
-    bucket = ["rate", rate, "burst", "512kb", "latency", "100ms"]
+    bucket = ["rate", rate, "burst", _BURSTS.get(rate, "512kb"), "latency", "100ms"]
     _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *bucket)
 
 

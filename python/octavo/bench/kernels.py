@@ -1,13 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels on a device, and on the CPU against NumPy and torch too.
+"""Kernels on a device, and on the CPU, where they are compared with NumPy and torch, too.
 
-The limits are measured in the same run. On a device the limit is a copy of a tensor by the device's queue: the bytes
-that a kernel reads and writes in a second, divided by those of the copy. Packing is also compared with what the copy
-copies: bytes read divided by bytes copied. On the CPU reading is compared with a plain sum and writing with a fill. A
-codec with error feedback reads a float32 gradient and a bfloat16 residual, and writes the new residual, then the
-decoded gradient. A sum over one half of the bucket, an add over the other half and a fill of the whole move as many
-bytes, and are its limit. Selecting the largest values is compared with a copy and with torch, blocks of 8 bits with
-bitsandbytes, and what an owner does in a world of 64 ranks with the same on one thread.
+Each kernel is compared with limits that are measured in the same run; 1.00 is as fast as the limit.
+
+On a device the limit is a copy by the device's queue. 1.00 means as many bytes in a second, read and written. For
+packbits there is also the limit "bytes copied": 1.00 means that it reads as many bytes in a second as the copy copies.
+
+On the CPU 1.00 means the same time:
+
+- packbits: a sum of the values; ``numpy.packbits``.
+- unpackbits: a fill of the result; without ``out=`` also ``torch.full``.
+- A codec with error feedback reads a float32 gradient and a bfloat16 residual, and writes the new residual, then the
+  decoded gradient: a sum over one half of the bucket, an add over the other half and a fill of the whole, which move as
+  many bytes ("minimal traffic").
+- Selecting the largest values: a copy; ``torch.topk``.
+- Blocks of 8 bits: ``quantize_blockwise`` of bitsandbytes.
+- A count sketch: a copy; one row of it: ``torch.bincount``.
+- What an owner does in a world of 64 ranks: the same on one thread.
+- AdamW's step: that of torch's fused AdamW.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +49,7 @@ OWNERS_PLANS = ("int4+ef", "sign+ef", "topk:64/4096:sign+ef")
 OWNERS_RANKS = 64
 SELECTING_PLANS = ("topk:0.01", "topk:64/4096:sign")
 NUMPY = "numpy.packbits, one thread"
-SIZES = (2**20, 10 * 2**20, 100 * 2**20)  # elements, of the document that packbits comes from
+SIZES = (2**20, 10 * 2**20, 100 * 2**20)  # elements, as in DeepSpeed's description of packbits (seed 000)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@
 All of them step the same parameters with the same gradients, each with a state of its own, and take turns. The limit is
 the bandwidth of a copy measured in the same rounds: a step must read parameters, gradients and states, and write
 parameters and states, once. What a step must move follows from its tensors, so that fewer bits of state mean fewer
-bytes. A CPU's copy also reads what it overwrites, and a step has read that anyway: a good step reaches more than 1.00
-of the copy.
+bytes. On a CPU a copy also reads the memory that it overwrites. A step has read that memory in any case, so a good step
+is faster than the copy (above 1.00).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -165,9 +165,9 @@ def _require_shapes(optimizer: Optimizer, saved: Mapping[str, Any], parameter: T
 def require_steppable(
     optimizer: Optimizer, parameter: Tensor, state: Mapping[str, Any], in_own_dtype: Set[str] = frozenset()
 ) -> None:
-    """Raises ValueError where the step of a parameter that has a gradient could not be made. Operators refuse the same,
-    but one that is called for a single parameter, or for a group, does so when others have moved. ``in_own_dtype``: the
-    states that may be in another dtype than float32."""
+    """Raises ValueError where the step of a parameter that has a gradient could not be made. Operators make the same
+    check. But an operator is called for one parameter or one group, and then other parameters may have moved already.
+    ``in_own_dtype``: the states that may be in another dtype than float32."""
     _require_writable(optimizer, parameter)
     shape, device = parameter.shape, parameter.device  # read once, because every step looks at every parameter
     for name in ("gradient", *(OF_ELEMENTS & state.keys())):

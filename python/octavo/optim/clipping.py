@@ -34,7 +34,7 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Returns the L2 norm of the gradients, and of all shards where they are shards. Where it overflows in float32 it
     is computed again in float64, so that it is finite where the gradients are. Waits for the device."""
     norm = gathered(nn.utils.get_total_norm(gradients))
-    are_shards = any(is_sharded(gradient) for gradient in gradients)  # ranks must go on alike then
+    are_shards = any(is_sharded(gradient) for gradient in gradients)  # all ranks must take the same branch then
     if not norm.isinf() or (not are_shards and not all_finite(gradients)):
         return norm
     return gathered(nn.utils.get_total_norm([gradient.double() for gradient in gradients]))
@@ -70,7 +70,7 @@ class GradientClip:
         of them, but not all, were measured, or where these have been changed since."""
         versions = [self._versions.get(weakref.ref(gradient)) for gradient in gradients]
         if all(version is None for version in versions):
-            return None  # others have taken their place, which nobody has clipped
+            return None  # these replaced the measured gradients and were not clipped
         if versions != [_version_of(gradient) for gradient in gradients]:
             raise RuntimeError(
                 f"[optim.{self._optimizer}] gradients were added, replaced or changed after clip_grad_norm_ had "

@@ -102,9 +102,9 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
                 # the phase, the same in all groups
                 "steps": 0,
                 "frozen": False,
-                # decayed sums over the steps of the warm-up that were clipped: of the squared norms of averaged
-                # gradients, and of the estimates of them that the powers give
+                # the decayed sum of squared norms of averaged gradients, over the clipped steps of the warm-up
                 "norm_squares": 0.0,
+                # the same sum of what the powers estimate these squared norms to be
                 "power_squares": 0.0,
                 **self._more_defaults,
             },
@@ -144,7 +144,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         self._memory.require_own_process()
         self._require_joined()
         if self._finish_freeze() and self._handle is not None:
-            return loss  # no forward pass has followed the step that failed: it has used these gradients
+            return loss  # no forward pass has followed the step that failed: that step has already used these gradients
         self._require_momenta("step")
         self._require_steppable()
         powers = self._powers()

@@ -29,8 +29,11 @@ def local(tensor: Tensor) -> Tensor:
 
 def gathered(tensor: Tensor) -> Tensor:
     """Returns the whole of a DTensor of which each rank has a summand, such as a norm; any other tensor as it is. All
-    ranks of its mesh call it together. It is not for shards: for their gather Gloo keeps a long name
-    (``OwnPart.whole`` of octavo.zero)."""
+    ranks of its mesh call it together.
+
+    Do not use it for shards. It would gather them by Gloo's ALLGATHER_COALESCED, whose long name can corrupt the heap
+    (HACKING.md, Layers). ``OwnPart.whole`` gathers without that call.
+    """
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 

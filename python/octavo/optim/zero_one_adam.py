@@ -108,13 +108,14 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     _rates: tuple[tuple[float, float], ...] = ()  # learning rate and weight decay, by group
     _beta = 0.0  # the first beta
 
-    # what is left to do of the last step that the state has taken note of; the next one may have begun by then
-    _made: ZeroOneKind | None = None  # what step() is to make of the gradients
+    # what is left to do of the step that was counted last; the next one may have begun by then
+    _made: ZeroOneKind | None = None  # what step() still has to do
     _is_averaged = False  # whether a handle's updates are the averages of a round that has not ended
 
-    # A scaler may leave out step() on one rank. The state therefore takes note of a step when it is needed next. The
-    # handle's numbers of steps tell whether it has done so already, and whether the step has been dropped meanwhile.
-    _noted_step = 0  # the last step of the handle that the state has taken note of
+    # A GradScaler may skip step() on one rank. With a handle, steps are therefore not counted by step() but by
+    # _note_last_step, which each later call makes first. The handle's numbers of steps tell whether the last step was
+    # counted already, and whether it was dropped meanwhile.
+    _noted_step = 0  # the last step of the handle that was counted
     _dropped_step = 0  # the last step of the handle that was dropped
 
     _is_registered = False  # whether the handle keeps updates

@@ -61,7 +61,8 @@ class FiniteBuffers:
 
 
 def _write(module: nn.Module, key: str, values: Tensor) -> None:
-    """Gives a buffer these values, by another tensor where its own one cannot be written, as of inference mode."""
+    """Writes ``values`` to a buffer. A buffer that cannot be written to, such as one that was made in inference mode,
+    is replaced by a copy."""
     try:
         module._buffers[key].copy_(values)
     except RuntimeError:

@@ -69,10 +69,11 @@ class Outer(Optimizer):
     - ``lr`` and ``momentum``: the rates of the outer step; by default those of ``outer_rates``, which suit inner
       optimizers that normalize, such as AdamW and Muon. Plain SGD does not: with a rate of 1 and a momentum of 0
       rounds amount to the mean over ranks.
-    - ``spread``: whether ranks move along the momentum in equal parts, after each of their steps, in place of the
-      anchor at the end of a round by Nesterov's method. Their gradients then correct where it overshoots. It suits
-      plans of several bits; docs/quality.md has what was measured. Parameters of 16 bits lose parts that are less than
-      half of a unit in the last place. Parts that come after a round was sent, within ``delay``, do not count.
+    - ``spread``: whether the momentum is applied in equal parts, one after each step of the next round. Otherwise
+      Nesterov's method applies all of it to the anchor at the end of a round. Where parts overshoot, the ranks' next
+      gradients correct it. It suits plans of several bits; docs/quality.md has what was measured. Parameters of 16 bits
+      lose parts that are less than half of a unit in the last place. Parts that come after a round was sent, within
+      ``delay``, do not count.
     - ``delay``: the number of steps for which a round is under way while the rank goes on (Streaming DiLoCo, 2025).
     - ``mix``: the share of its own values that a rank keeps when a round arrives. The only error feedback that can be
       used with it is ``+ef``, which knows that what is kept need not be sent. ``synchronize`` gives up what was kept.
@@ -90,9 +91,10 @@ class Outer(Optimizer):
     - ``timeout_s``: how long a round waits for the other ranks, in seconds.
 
     All ranks skip a round in which some rank has a NaN or an infinity, with a warning that names the rank. That rank
-    goes back to where its round began, and the state that its inner optimizer keeps of a parameter is dropped where it
-    has one. A buffer with a NaN, such as one of a batch norm, becomes again what it was at the end of the last round,
-    also where no round is skipped, because the inner optimizer leaves such gradients out.
+    goes back to where its round began, and its inner optimizer's state of a parameter is dropped if it contains a NaN
+    or an infinity. A buffer that contains one, such as a running mean of a batch norm, gets back its value from the end
+    of the last round. Buffers get it back even if no round is skipped: the inner optimizer may leave out a gradient
+    with a NaN, but the forward pass has already written to the buffer.
 
     Between rounds the ranks' parameters differ: evaluate, and save the model, ``with outer.at_anchor():``. Call all
     methods on all ranks. Raises ValueError for arguments that make no sense or differ between ranks. ``step`` and

@@ -31,11 +31,11 @@ def outer_rates(
     of it with a rate of 1.
 
     Optimizers such as AdamW and Muon make steps of one size, whatever the gradient's. A rank has fewer tokens of a step
-    the more ranks there are, and so more noise in its gradient: where noise prevails, a step has one over the root of
-    their number of the common direction that a step of all tokens would have. The mean over ranks removes noise, and
-    does not bring that back. So the rate goes with the root of the number of ranks. It was measured on two and four
+    the more ranks there are, and so more noise in its gradient. Where noise prevails, a step contains only 1/√ranks of
+    the common direction that a step of all tokens would have. The mean over ranks removes noise, and does not bring
+    that back. So the rate grows with the square root of the number of ranks. It was measured on two and four
     (docs/quality.md), and grows no further beyond. A momentum that is `spread` over the steps of the next round does
-    the same without a jump: one of 1 - 1/root makes moves that go on in one direction longer by the root.
+    the same without a jump: one of 1 - 1/√ranks makes moves that continue in one direction √ranks times as long.
     """
     counted = min(ranks, _MOST_RANKS_MEASURED)
     own_lr, own_momentum = math.sqrt(counted / 2), 0.3

@@ -87,7 +87,10 @@ def train(
     ] = _DEFAULT.outer_momentum,
     outer_spread: Annotated[
         bool,
-        typer.Option("--outer-spread", help="Ranks move along the momentum in each step, not the anchor at the end."),
+        typer.Option(
+            "--outer-spread",
+            help="Apply the outer momentum in equal parts after each step, not all at once at the end of a round.",
+        ),
     ] = _DEFAULT.outer_spread,
     model: Annotated[str, typer.Option(help="tiny, small, 220m or the CONFIG.json of a LLaMA.")] = _DEFAULT.model,
     device: Annotated[

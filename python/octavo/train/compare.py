@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ def _run_leg(
         if console:
             console.print(str(error), highlight=False, markup=False, soft_wrap=True)
         return {"plan": leg.resolved_plan, "optimizer": leg.optimizer_name, "diverged": str(error)}
+    finally:
+        gc.collect()  # strategies are in reference cycles, and the next leg would be measured beside this one's memory
 
 
 def _has_diverged(summary: dict[str, Any]) -> bool:

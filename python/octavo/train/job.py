@@ -81,7 +81,7 @@ def run_job(
     """
     memory.reset_peak()
     data = data or load_data(config, world)
-    model = world.agree(lambda: build_replica(config, data))
+    model = _build_model(config, world, data)
     with _locked(Path(config.out), world) as disk:
         run = _open(config, world, disk, data, model.config.to_diff_dict(), precision, _warn)
         if run.found and disk.is_leader:
@@ -92,7 +92,7 @@ def run_job(
 def try_job(config: TrainConfig, world: World, data: Data) -> list[list[int]]:
     """Raises JobError for what `run_job` would refuse before its first step. `--out` is left as it is. Returns the
     schedules of the learning rate that the run will have had at its end (`Totals.schedules`)."""
-    model = world.agree(lambda: build_replica(config, data))
+    model = _build_model(config, world, data)
     with _locked(Path(config.out), world) as disk:
         run = _open(config, world, disk, data, model.config.to_diff_dict(), None, warn=lambda _: None)
         build_strategy(config, world, data, model, None, resumed=False)
@@ -101,6 +101,23 @@ def try_job(config: TrainConfig, world: World, data: Data) -> list[list[int]]:
     del model
     gc.collect()  # strategies are in reference cycles
     return totals.schedules
+
+
+def _build_model(config: TrainConfig, world: World, data: Data) -> LlamaForCausalLM:
+    """Returns the untrained model, the same bits on every rank. Raises JobError, also where a rank's CONFIG.json
+    describes another model than rank 0's: the ranks would average gradients of different functions."""
+    model = world.agree(lambda: build_replica(config, data))
+    ours = run_folder.fingerprint_of(model.config.to_diff_dict())
+    world.agree(lambda: _check_same_model(config.model, ours == world.from_main(ours), world.rank))
+    return model
+
+
+def _check_same_model(name: str, is_same: bool, rank: int) -> None:
+    if not is_same:
+        raise ValueError(
+            f"[train.job] --model {name} describes another model on rank {rank} than on rank 0: give all ranks the "
+            f"same file"
+        )
 
 
 def clear_job(config: TrainConfig, world: World) -> None:

@@ -14,7 +14,8 @@ Result = TypeVar("Result")
 def on_all_ranks(work: Callable[[], Result], where: str, what: str, peers: Peers) -> Result:
     """Calls ``work`` on this rank, and returns its result. All ranks call it. Where ``work`` fails on a rank, all ranks
     raise RuntimeError, or OSError where all failures were OSErrors. Errors begin with `[where]`; ``what`` is what could
-    not be done. Where all ranks fail with the same sentence, which names its place, they raise it as it is."""
+    not be done. If all ranks fail with the same message, and it begins with a `[place]` of its own, they raise it
+    unchanged."""
     failure: Exception | None = None
     try:
         result = work()

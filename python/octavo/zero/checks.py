@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what the user gives: of models and optimizers that can be shared out, before the first step and in each
-one, of losses and paths."""
+"""Checks of what the user gives: whether a model and an optimizer can be shared out, whether they are still the same in
+each step, whether a loss can be differentiated, and whether a path is one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def require_without_engine(parameters: Mapping[str, nn.Parameter]) -> None:
     the other one holds."""
     for name, parameter in parameters.items():
         if id(parameter) in _trained:
-            gc.collect()  # an engine that nobody has may wait for that
+            # an engine that nothing refers to any more may be part of a reference cycle, which only the collector frees
+            gc.collect()
             if id(parameter) in _trained:
                 raise ValueError(
                     f"[zero.initialize] {name} is trained by another engine already: go on with that one, or delete it "

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of ZeRO for ``torch.compile``, apart from what compiles, whose imports take seconds."""
+"""The options of ZeRO for ``torch.compile``. They have a file of their own, because importing ``zero.compiled`` takes
+seconds."""
 
 from __future__ import annotations
 

@@ -102,7 +102,8 @@ class ZeroEngine:
         self._progress = Progress(config.accumulation_steps)
         self._peers = Peers(group, rendezvous, config.timeout_s, self._progress.fail)
         set_up.broadcast_start_values(model, states, self._peers)
-        # torch takes meshes of equal ranks and names for the same one, with the group of the first
+        # torch treats meshes with equal ranks and names as one mesh. Without a name of its own, this one would get the
+        # group of an earlier one.
         mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=(group.group_name,))
         remember_engine(self, self._parameters)
         self.parts: dict[nn.Parameter, OwnPart] = set_up.share_out(self._engine, config, self._parameters, exempt, mesh)
@@ -110,7 +111,7 @@ class ZeroEngine:
         set_up.give_parts(optimizer, self.parts)
         if states:
             self.load_optimizer_state([states], self.optimizer_options())
-        del states  # all of each parameter's, on every rank
+        del states  # frees them: here every rank holds the whole states of all parameters
         transfer_bytes, kept_bytes = int(config.gather_mib * 2**20), int(config.reuse_mib * 2**20)
         self._gathering: Gathering | AlwaysWhole = AlwaysWhole(self._engine)
         if config.zero_stage == 3:
@@ -198,7 +199,7 @@ class ZeroEngine:
         """Makes the optimizer's step after the last micro-batch of a step; otherwise does nothing. Returns the norm of
         all gradients where they are clipped, otherwise None. FloatingPointError of one of Octavo's optimizers with
         ``nonfinite="raise"`` drops the gradients of this step on all ranks, and training may go on."""
-        self._progress.require_whole_passes("step")
+        self._progress.require_usable("step")
         if not self._progress.has_gradients:
             return None
         require_same(self.module, self._memories, self.optimizer, self.parts)
@@ -260,7 +261,7 @@ class ZeroEngine:
         micro-batch is then the first of a step. Call it on all ranks. What error feedback remembers is again what it
         was before. It is dropped where several micro-batches were sent, as in stages 2 and 3, or where the step has
         ended, as by ``handle.state_dict()``."""
-        self._progress.require_whole_passes("drop_gradients")
+        self._progress.require_usable("drop_gradients")
         if self._progress.end_gradients():
             self._engine.drop_gradients()
 

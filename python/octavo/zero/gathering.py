@@ -49,7 +49,7 @@ class Gathering:
         self._storages = [whole.untyped_storage() for whole in self._wholes]
         self._bytes = [storage.nbytes() for storage in self._storages]
         self._id_of_storage = {storage._cdata: id for id, storage in enumerate(self._storages)}
-        self._users: list[list[int]] = [[] for _ in ids]  # the modules that have each
+        self._users: list[list[int]] = [[] for _ in ids]  # by parameter: the modules that have it
         self._there = {id for id, count in enumerate(self._bytes) if count == 0}  # whole, or being gathered
         self._moving: set[int] = set()
         self._visits: list[int] = []  # the modules of this pass, in the order in which they needed their parameters
@@ -57,7 +57,7 @@ class Gathering:
         # lists by module; modules are numbers, too
         self._own: list[list[int]] = []  # the parameters of each
         self._at_work: list[int] = []  # how many forward passes each makes now
-        # the same when each context began, a call of `gather_all` that `leave_all` has not ended yet
+        # for each open context (a call of `gather_all` without its `leave_all`): `_at_work` when it began
         self._contexts: list[list[int]] = []
         self._names = list(parameters)
         self._unresizable: set[int] = set()  # what numpy shares

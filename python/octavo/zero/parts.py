@@ -36,7 +36,9 @@ class OwnPart:
         return cls(nn.Parameter(of_all(values)), of_all(gradient))
 
     def whole(self, peers: Peers, where: str) -> Tensor:
-        """Returns the whole of the flat parameter, on all ranks, which call it together."""
+        """Returns the whole of the flat parameter, on all ranks, which call it together. It does not call
+        ``DTensor.full_tensor``, which would gather by Gloo's ALLGATHER_COALESCED: its long name can corrupt the heap
+        (HACKING.md, Layers)."""
         count = self.values.numel()
         each = -(-count // peers.size)  # of all ranks but the last ones, as Shard(0) cuts it
         counts = [min(each, max(0, count - rank * each)) for rank in range(peers.size)]

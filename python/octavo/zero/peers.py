@@ -25,11 +25,12 @@ _REBUILD = "the engine must be rebuilt"
 class Peers:
     """All ranks of an engine, which call the methods together. Each wait of a method ends within ``timeout_s`` seconds:
     methods send nothing over the process group, whose own timeout is often half an hour. Raises TimeoutError where a
-    rank stays away, RuntimeError where one was lost; errors begin with ``[where]``. ``fail`` is called with them first:
-    ranks that have lost each other once would take one another's next values for those of other calls.
+    rank stays away, RuntimeError where one was lost; errors begin with ``[where]``. Before an error is raised,
+    ``fail(error)`` ends the engine: after a lost message, a rank would take another rank's next value for the answer to
+    an earlier call.
 
-    Whoever sends over ``group`` waits as long as the group does, and calls ``values`` right before, which names a rank
-    that stays away.
+    Code that sends over ``group`` may wait until the group's own timeout. It calls ``values`` directly before, so that
+    a missing rank is named in time.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class Progress:
         return self._micro_batches == self._in_a_step
 
     def require_next_micro_batch(self) -> None:
-        self.require_whole_passes("backward")
+        self.require_usable("backward")
         if self.has_gradients:
             raise RuntimeError(
                 "[zero.backward] the last micro-batch of this step was already processed: call step() or "
@@ -48,7 +48,7 @@ class Progress:
         """Refuses everything from now on, because of ``error``."""
         self._failure = f"{type(error).__name__}: {error}"
 
-    def require_whole_passes(self, what: str) -> None:
+    def require_usable(self, what: str) -> None:
         """Raises RuntimeError where an error has ended the engine."""
         if self._failure is not None:
             raise RuntimeError(
@@ -58,7 +58,7 @@ class Progress:
 
     def require_between_steps(self, what: str) -> None:
         """Raises ValueError where there are gradients of a step that was not made yet."""
-        self.require_whole_passes(what)
+        self.require_usable(what)
         if self.has_gradients:
             raise ValueError(
                 f"[zero.{what}] backward() has computed the gradients of a step that was not made yet: call step() or "

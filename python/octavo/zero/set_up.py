@@ -63,7 +63,7 @@ def connect(
         None if config.gather is None else as_plan(config.gather),
         config.timeout_s,
         config.symmetric_memory,
-        # for gradients: a rank that waits for one sends it after gathers that others make before
+        # a connection for gradients only: one rank may send a gradient after gathers that another rank makes before it
         rendezvous.connect() if config.zero_stage == 3 else None,
         StatePaging(config.is_paged, page_folder(config.page_dir, config.is_paged, "zero.initialize") or ""),
         config.seed,

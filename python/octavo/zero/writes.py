@@ -16,7 +16,7 @@ _LOST = (
 
 
 class Writes:
-    """Tells what the engine writes to its parameters from what others do, by the counts of changes that autograd
+    """Distinguishes the engine's writes to parameters from those of other code, by the counts of changes that autograd
     keeps. It does not see what is written through ``parameter.data``, which has a count of its own."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]):

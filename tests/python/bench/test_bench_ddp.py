@@ -105,8 +105,8 @@ def test_what_a_hook_of_torchs_raises_is_its_line(tmp_path):
 def test_a_link_is_as_slow_as_it_says(tmp_path):
     rows = {row.plan: row for row in bench_ddp(tmp_path, "sign+ef", "--link", "100mbit")}
     assert {row.link for row in rows.values()} == {"100mbit"}
-    link_ms = 2**20 * 8 / 100e6 * 1e3  # 84 ms; the first 64 KB of each burst, on each of two hops, are free
-    assert rows["torch"].milliseconds > 0.6 * link_ms
+    link_ms = 2**20 * 8 / 100e6 * 1e3  # 84 ms; 64 kB after each pause are free
+    assert rows["torch"].milliseconds > 0.8 * link_ms
     assert rows["sign+ef"].wire_bytes < rows["torch"].wire_bytes / 20  # its time depends on how busy the machine is
 
 

@@ -182,6 +182,7 @@ BAD_FILES = [
     ("a.json", [{"text": "Hello." * 9999}], "FILE: the text is a single piece"),
     ("a.json", [{"text": "Hello."}] * 9, "FILE: all 9 pieces of the text are the same"),
     ("a.txt", b"good line\nbad \xff line", "FILE, line 2: byte 0xff is not UTF-8"),
+    ("a.txt", b"\xef\xbb\xbfcaf\xe9\n", "FILE, line 1: byte 0xe9 is not UTF-8"),
     ("a.csv", "a,b", "FILE: the extension '.csv' is not known; name it .json, .jsonl or .txt"),
     ("data", "a,b", "FILE: the file has no extension"),
 ]

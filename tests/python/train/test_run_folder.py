@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
-from train_runs import nano_config, read_curve, solo_world
+from train_runs import NANO, nano_config, read_curve, solo_world
 
 from octavo.train import job
 from octavo.train.checkpoint import run_folder
@@ -237,3 +237,19 @@ def load_with_other_options(rank: int, folder: str, changes: list[dict[str, Any]
 def test_ranks_with_other_options_are_told(two_ranks, tmp_path, changes, words):
     for said in two_ranks.run(load_with_other_options, str(tmp_path), changes):
         assert words in said and bool(said) == bool(words)
+
+
+def build_another_model(rank: int, folder: str) -> str:
+    (Path(folder) / str(rank)).mkdir()
+    config = nano_config(Path(folder) / str(rank))
+    Path(config.model).write_text(json.dumps(NANO | {"hidden_act": ["silu", "gelu"][rank]}))
+    try:
+        job._build_model(config, World(rank, 2), load_data(config, World(rank, 2)))
+    except JobError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_with_models_that_differ_in_no_shape_are_told(two_ranks, tmp_path):
+    for said in two_ranks.run(build_another_model, str(tmp_path)):
+        assert "nano.json describes another model on rank 1 than on rank 0" in said

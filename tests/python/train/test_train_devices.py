@@ -12,6 +12,8 @@ import octavo
 import octavo.sycl
 from octavo.accelerator import CPU_Accelerator, CUDA_Accelerator
 from octavo.train import devices
+from octavo.train.config import TrainConfig
+from octavo.train.strategy.precision import choose_precision
 
 
 @pytest.fixture
@@ -117,3 +119,11 @@ def test_ranks_of_a_machine_take_turns_over_its_devices(detection):
         detection.setenv("LOCAL_RANK", str(rank))
         devices.choose("cpu")
     assert chosen == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("is_supported", [False, True])
+def test_a_gpu_decides_on_bf16_itself(monkeypatch, is_supported):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: is_supported)
+    world = SimpleNamespace(from_main=lambda value: value)
+    chosen = choose_precision(TrainConfig(), world, torch.device("cuda"), hidden_size=64)
+    assert chosen == ("bf16" if is_supported else "fp32")

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from octavo.console import make_console
 from octavo.train.evaluate import Answer
-from octavo.train.report import plots, tables
+from octavo.train.report import plots, summary, tables
 from octavo.train.report.metrics import MetricsLog, Totals, read_metrics
 
 
@@ -33,6 +33,20 @@ def test_tables_fit_a_file_and_take_any_character(monkeypatch):
     sys.stdout.flush()
     assert "the end? ?" in content.getvalue().decode("latin-1")
     assert console.width == 140
+
+
+def test_a_file_is_no_terminal_whatever_variables_say(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
+    assert not make_console().is_interactive
+
+
+def test_a_run_that_ends_in_its_warm_up_has_no_ratio_after_it():
+    totals = Totals()
+    totals.add_bytes(10, 70, late=False)
+    assert summary._late_ratio(totals) is None
+    totals.add_bytes(2, 40, late=True)
+    assert summary._late_ratio(totals) == 20
 
 
 def test_a_curve_is_smoothed_in_one_pass():

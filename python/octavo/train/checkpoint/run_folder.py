@@ -27,7 +27,7 @@ PLOT = "loss.png"
 CHECKPOINT = "checkpoint"
 LOCK = "run.lock"
 _SCHEMA = 5
-# These change how often a run reports, where its files are or how fast it is, not what it learns.
+# These may differ between the parts of one run.
 _NOT_IDENTITY = (
     "nproc",
     "zero",
@@ -43,8 +43,8 @@ _NOT_IDENTITY = (
 )
 
 _ZERO_ONLY = "gather"
-# They count only where they are given, so that runs of versions without them can be continued. With what their absence
-# means.
+# Options that later versions added. An identity has them only if they are given, so that runs of older versions can be
+# continued. The value says what the absence of the option means.
 _LATER_OPTIONS = {"adamw_lr": "that of lr", "outer_spread": False}
 # A run may be continued to more steps, from the checkpoints of fewer.
 _STEPS = "steps"
@@ -69,14 +69,18 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
             _, options["outer_momentum"] = outer_rates(config.outer, plan, 1, None, config.outer_momentum)
     options["data"] = {"name": corpus.name, "content": corpus.fingerprint[:12]}
     if config.model.endswith(".json"):
-        of_any_version = {name: value for name, value in model.items() if name != "transformers_version"}
-        options["model"] = {"name": printable(Path(config.model).name), "content": _fingerprint(of_any_version)[:12]}
+        options["model"] = {"name": printable(Path(config.model).name), "content": fingerprint_of(model)[:12]}
     if not config.zero:
         del options[_ZERO_ONLY]
     for name in _LATER_OPTIONS:
         if not options[name]:
             del options[name]
     return options
+
+
+def fingerprint_of(model: dict[str, Any]) -> str:
+    """Returns what identifies a model's config, by any version of transformers."""
+    return _fingerprint({name: value for name, value in model.items() if name != "transformers_version"})
 
 
 def key_of(identity: dict[str, Any]) -> str:

@@ -83,8 +83,8 @@ def _decode(content: bytes, place: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        byte = content[error.start]
+        line = error.object.count(b"\n", 0, error.start) + 1  # of what follows a byte order mark
+        byte = error.object[error.start]
         raise failure(f"byte 0x{byte:02x} is not UTF-8; save the file as UTF-8", f"{place}, line {line}") from error
 
 

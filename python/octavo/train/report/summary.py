@@ -14,6 +14,7 @@ from octavo.train import devices
 from octavo.train.errors import JobError
 from octavo.train.optimizer import optimizer_options
 from octavo.train.report import memory
+from octavo.train.report.metrics import Totals
 from octavo.train.trainer import Trainer
 
 
@@ -58,7 +59,7 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
         "wire_bytes_per_step": totals.wire_bytes / totals.step,
         "dense_bytes_per_step": totals.dense_bytes / totals.step,
         "compression_ratio": _ratio(totals.dense_bytes, totals.wire_bytes),
-        "compression_ratio_after_warmup": _ratio(totals.late_dense_bytes, totals.late_wire_bytes),
+        "compression_ratio_after_warmup": _late_ratio(totals),
         "peak_device_bytes": max(world.gather(devices.peak_bytes(strategy.device))),
         "peak_managed_bytes": max(world.gather(memory.peak_managed_bytes())),
         "peak_host_bytes": max(world.gather(memory.peak_host_bytes())),
@@ -81,6 +82,13 @@ def check_replicas(trainer: Trainer) -> str:
         if other != digests[0]:
             raise JobError(f"[train.summary] the parameters on rank {rank} differ from those on rank 0")
     return digests[0]
+
+
+def _late_ratio(totals: Totals) -> float | None:
+    """Returns the compression ratio of the steps after the optimizer's warm-up; None where there was none."""
+    if totals.dense_bytes and not totals.late_dense_bytes:
+        return None
+    return _ratio(totals.late_dense_bytes, totals.late_wire_bytes)
 
 
 def _ratio(dense_bytes: int, wire_bytes: int) -> float | None:

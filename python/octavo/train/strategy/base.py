@@ -122,15 +122,15 @@ class Strategy(ABC):
 
 
 def forward_of(module: torch.nn.Module, is_compiled: bool, device: torch.device) -> Any:
-    """Returns what makes the training's forward passes of `module`. A compiled one shares its parameters."""
+    """Returns the callable for the forward passes of training: `module`, or its compiled form, which has the same
+    parameters."""
     return torch.compile(module, backend=compiler_for(device)) if is_compiled else module
 
 
 def loss_of(forward: Any, batch: dict[str, Tensor], tokens: float, precision: str, device: torch.device) -> Tensor:
     """Returns the losses of the batch's answer tokens, summed and divided by `tokens`, with a graph for backward."""
     moved = {name: value.to(device) for name, value in batch.items()}
-    divisor = torch.tensor(
-        tokens, dtype=torch.float32, device=device
-    )  # for each new number, graphs would be compiled anew
+    # a tensor, because graphs would be compiled again for each new Python number
+    divisor = torch.tensor(tokens, dtype=torch.float32, device=device)
     with autocast(precision, device):
         return forward(**moved, use_cache=False, num_items_in_batch=divisor).loss

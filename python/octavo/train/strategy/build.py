@@ -35,7 +35,7 @@ def build_strategy(
     device = world.agree(lambda: devices.choose(config.device))
     devices.reset_peak(device)
     group = devices.group_for(device, world, config.timeout_s)
-    precision = kept or choose_precision(config, world, model.config.hidden_size)
+    precision = kept or choose_precision(config, world, device, model.config.hidden_size)
     model = model.to(device)
     if config.zero:
         return ZeroStrategy(config, world, model, precision, group)

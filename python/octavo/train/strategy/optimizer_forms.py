@@ -15,9 +15,7 @@ from octavo.zero.optimizer_state import States, decoded, redistributed
 
 IS_SHARED_OUT = "is_shared_out"
 """A key that the common state has in a run with ZeRO, and only there."""
-LOST = (
-    "what --plan owed to later steps is dropped, because it was kept with ZeRO and now goes on without, or the reverse"
-)
+LOST = "what --plan owed to later steps is dropped, because the run changes to or from --zero 0"
 
 
 def as_parts(saved: State, parameters: Mapping[str, nn.Parameter], order: Iterable[str]) -> States:

@@ -19,11 +19,19 @@ products), at width 384 it saves 40 %.
 """
 
 
-def choose_precision(config: TrainConfig, world: World, hidden_size: int) -> str:
-    """Returns the precision of the options; for auto, the one that is faster on rank 0's machine."""
+def choose_precision(config: TrainConfig, world: World, device: torch.device, hidden_size: int) -> str:
+    """Returns the precision of the options; for auto, the one that is faster on rank 0's device."""
     if config.precision != "auto":
         return config.precision
-    return world.from_main("bf16" if hidden_size >= BF16_WIDTH and _has_bf16_units() else "fp32")
+    return world.from_main("bf16" if _is_bf16_faster(device, hidden_size) else "fp32")
+
+
+def _is_bf16_faster(device: torch.device, hidden_size: int) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "xpu":
+        return torch.xpu.is_bf16_supported()
+    return hidden_size >= BF16_WIDTH and _has_bf16_units()
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:

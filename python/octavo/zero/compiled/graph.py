@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from octavo.zero.compiled.memory import Memory
-from octavo.zero.compiled.partition import PARAMETER
+from octavo.zero.compiled.partition import PARAMETER, insert_token
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,8 @@ class ZeroGraph:
         does not use: they are declared to change the token, which keeps them in the graph."""
         first = next(node for node in self.nodes if node.op != "placeholder")
         like = next(v for v in (node.meta.get("val") for node in self.nodes) if isinstance(v, torch.Tensor))
-        options = {"dtype": torch.uint8, "device": like.device}
         with self.module.graph.inserting_before(first):
-            node = self.module.graph.call_function(torch.ops.aten.empty.memory_format, ([1],), options)
-        with like.fake_mode:
-            node.meta["val"] = torch.empty(1, **options)
-        return node
+            return insert_token(self.module.graph, like)
 
     def structure(self) -> str:
         """Returns a text that is equal for graphs that call the same operators with the same parameters, whatever the

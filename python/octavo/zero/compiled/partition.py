@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 # Keys in the meta of nodes:
@@ -92,8 +92,8 @@ def _can_be_repeated(target: Callable[..., Any] | str) -> bool:
 
 def _keep_what_is_overwritten(joint: GraphModule) -> None:
     """Marks what is computed of an input that the forward pass writes to, such as a counter in a buffer, to be saved.
-    torch's partitioner would let the backward pass compute it again, of what was written. A view of the input is no
-    better than the input itself, so that what is computed of the view is marked."""
+    torch's partitioner would let the backward pass compute it again from the overwritten input. A view of the input is
+    overwritten with it, so what is computed from the view is marked instead of the view."""
     for copy in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
         views = [copy.args[0]]
         while views:
@@ -126,7 +126,7 @@ def _reduce_at_end(backward: GraphModule, parameters: Sequence[int | None], grap
         return
     with backward.graph.inserting_before(output):
         gradients = [values[i] for i in reduced]
-        token = _token(gradients[0])
+        token = insert_token(backward.graph, gradients[0].meta["val"])
         ids = [parameters[i] for i in reduced]
         for target, arguments in (
             (torch.ops.dc.reduce_grads.default, (gradients, token, graph_id, ids)),
@@ -137,11 +137,11 @@ def _reduce_at_end(backward: GraphModule, parameters: Sequence[int | None], grap
     backward.recompile()
 
 
-def _token(gradient: Node) -> Node:
-    value = gradient.meta["val"]
-    options = {"dtype": torch.uint8, "device": value.device}
-    token = gradient.graph.call_function(torch.ops.aten.empty.memory_format, ([1],), options)
-    with value.fake_mode:
+def insert_token(graph: Graph, like: torch.Tensor) -> Node:
+    """Inserts a token where ``graph`` inserts now: a tensor on the device of ``like``, a fake tensor."""
+    options = {"dtype": torch.uint8, "device": like.device}
+    token = graph.call_function(torch.ops.aten.empty.memory_format, ([1],), options)
+    with like.fake_mode:
         token.meta["val"] = torch.empty(1, **options)
     return token
 

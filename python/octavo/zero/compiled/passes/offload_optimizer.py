@@ -10,8 +10,8 @@ from octavo.zero.compiled.passes.between_steps import wait_between_steps
 
 
 def offload_optimizer(graph: ZeroGraph) -> None:
-    """Sends to the host the states of as many parameters as the measured step has exceeded ``memory_mib`` by; of all
-    where ``memory_mib`` is not given."""
+    """Sends so many parameters' states to the host that the measured step fits into ``memory_mib``, and all of them if
+    ``memory_mib`` is not set."""
     sent = {} if graph.profile is None else graph.memory.send("states", graph.memory.states)
     if sent:
         wait_between_steps(graph, sent, torch.ops.dc.offload_states.default, torch.ops.dc.reload_states.default)

@@ -13,8 +13,8 @@ from octavo.zero.compiled.passes.gather import launch_of, parts_of
 
 
 def selective_gather(graph: ZeroGraph) -> None:
-    """Makes the parameters of whole transfers persistent: a transfer that has to be made for one more parameter costs
-    as much."""
+    """Makes parameters persistent, all of a transfer or none: if one of them still had to be gathered, the transfer
+    would take as long."""
     if graph.profile is None:
         return
     memory = graph.memory
