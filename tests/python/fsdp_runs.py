@@ -57,8 +57,8 @@ def shard(model: nn.Module, **options: object) -> FSDPModule:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Returns the whole tensor without `full_tensor`, which may corrupt the heap on Gloo: see `OwnPart.gathered` of
-    octavo.zero."""
+    """Returns the whole tensor without `full_tensor`, which may corrupt the heap on Gloo (HACKING.md, Layers).
+    `OwnPart.whole` of octavo.zero does without it too."""
     if not isinstance(tensor, DTensor):
         return tensor
     part = tensor.to_local()

@@ -22,7 +22,6 @@ from octavo.bench import cli, ddp, ddp_jobs, jobs
 from octavo.bench.ddp import Row, _one_line
 from octavo.bench.hosts import Hosts, why_no_hosts
 
-pytestmark = pytest.mark.ranks
 SMALL = ("--layers", "4", "--width", "256", "--rounds", "2")  # 1 MB of gradients
 
 
@@ -41,6 +40,7 @@ app(sys.argv[1:])
 """
 
 
+@pytest.mark.ranks
 @needs_hosts
 @pytest.mark.timeout(120)
 def test_a_bench_that_is_terminated_leaves_nothing_behind(tmp_path):
@@ -70,6 +70,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.ranks
 @pytest.mark.timeout(180)
 def test_the_table_has_every_number_of_rows(tmp_path):
     path = tmp_path / "rows.json"
@@ -84,6 +85,7 @@ def test_the_table_has_every_number_of_rows(tmp_path):
     assert "of measuring; " in rows[4].remark and rows[3].remark == ""
 
 
+@pytest.mark.ranks
 @pytest.mark.timeout(180)
 def test_rounds_are_rows_whose_bytes_are_the_average_steps(tmp_path):
     path = tmp_path / "rows.json"
@@ -93,6 +95,7 @@ def test_rounds_are_rows_whose_bytes_are_the_average_steps(tmp_path):
     assert rows["outer:4:1:2/dense"].wire_bytes == pytest.approx(rows["torch"].wire_bytes / 4, rel=0.01)
 
 
+@pytest.mark.ranks
 @pytest.mark.timeout(180)
 def test_what_a_hook_of_torchs_raises_is_its_line(tmp_path):
     (row,) = bench_ddp(tmp_path, "torch-int8")
@@ -100,6 +103,7 @@ def test_what_a_hook_of_torchs_raises_is_its_line(tmp_path):
     assert row.remark.startswith("raises IndexError: ")
 
 
+@pytest.mark.ranks
 @needs_hosts
 @pytest.mark.timeout(180)
 def test_a_link_is_as_slow_as_it_says(tmp_path):
@@ -110,6 +114,7 @@ def test_a_link_is_as_slow_as_it_says(tmp_path):
     assert rows["sign+ef"].wire_bytes < rows["torch"].wire_bytes / 20  # its time depends on how busy the machine is
 
 
+@pytest.mark.ranks
 @needs_hosts
 def test_hosts_see_each_other_and_nothing_else_and_leave_nothing_behind():
     with Hosts(2) as hosts:
@@ -128,6 +133,7 @@ def ping(hosts: Hosts, host: int, address: str) -> int:
     return 0 if "ConnectionRefusedError" in said else 1  # the host answers, but this port is not open
 
 
+@pytest.mark.ranks
 @needs_hosts
 def test_what_tc_refuses_is_a_sentence_and_leaves_nothing_behind():
     with pytest.raises(RuntimeError, match=r"^\[bench.hosts\] `tc .* failed: "), Hosts(2, "quickly"):
@@ -146,6 +152,7 @@ ddp.try_hook("hanging", 1, ddp.Size(4, 1, 64), lambda row: print("row:", row.rem
 """
 
 
+@pytest.mark.ranks
 @pytest.mark.timeout(90)
 def test_a_hook_that_never_answers_is_a_line_in_the_table():
     place = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")

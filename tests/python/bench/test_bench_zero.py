@@ -16,8 +16,6 @@ from octavo.bench import cli, zero_jobs
 from octavo.bench.zero import DEFAULT_CONTENDERS, MODEL, Row, config_of
 from octavo.bench.zero_contenders import ZeroName
 
-pytestmark = pytest.mark.ranks
-
 #: `octavo bench` in a process that has imported torch.
 BENCH = """
 import sys
@@ -36,6 +34,7 @@ def bench_zero(folder: Path, *arguments: str) -> dict[str, Row]:
     return {row.contender: row for row in rows}
 
 
+@pytest.mark.ranks
 @pytest.mark.timeout(180)
 def test_all_train_the_same_model_in_turns(tmp_path):
     names = ("torch-zero1", "fsdp2", "zero1", "zero2", "zero3", "zero3:int8/int4+ef")
@@ -53,6 +52,7 @@ def test_all_train_the_same_model_in_turns(tmp_path):
     assert rows["zero3:int8/int4+ef"].wire_bytes < rows["zero3"].wire_bytes / 4
 
 
+@pytest.mark.ranks
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("name", "share"), [("ddp", 2.0), ("torch-zero1", 1.5), ("fsdp2", 1.0), ("zero2", 1.25), ("zero3", 1.0)]

@@ -6,7 +6,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 
 import octavo
-from octavo import collectives
 
 TOLERANCE = {
     "dense": 1e-6,
@@ -345,23 +344,3 @@ def test_what_is_no_timeout_no_group_of_this_rank_or_no_tensor_of_values_is_refu
     assert "one without memory, of the meta device" in said[3]
     assert "a DTensor: pass its to_local()" in said[4]
     assert "this process is not in the group" in said[5]
-
-
-def calls_that_differ(rank: int) -> float:
-    group = dist.new_group([0, 1])
-    octavo.all_reduce(torch.ones(100), "int8", group=group)
-    with pytest.raises((TimeoutError, RuntimeError)):
-        if rank == 0:
-            octavo.all_reduce(torch.ones(100), "int8", group=group, timeout_s=1)
-        else:
-            raise RuntimeError("this rank made no call")
-    dist.barrier()
-    channel = collectives._channel(group)
-    channel._backend = None  # as after a failure; the ranks notice it together or by a later deadline
-    values = torch.ones(100)
-    octavo.all_reduce(values, "int8", group=group)
-    return values[0].item()
-
-
-def test_a_call_that_one_rank_did_not_make_is_forgotten_with_the_connection(two_ranks):
-    assert two_ranks.run(calls_that_differ) == [2.0, 2.0]

@@ -267,7 +267,7 @@ def norms_of_micro_batches(rank: int, stage: int, micro_batch: int, drops: bool)
 @pytest.mark.parametrize("drops", [False, True])
 @pytest.mark.parametrize("micro_batch", [0, 1])
 @pytest.mark.parametrize("stage", [1, 2])
-def test_nor_of_a_burst_in_one_of_several_micro_batches(two_ranks, stage, micro_batch, drops):
+def test_zero_owes_nothing_of_a_burst_in_one_of_several_micro_batches(two_ranks, stage, micro_batch, drops):
     norms = two_ranks.run(norms_of_micro_batches, stage, micro_batch, drops)[0]
     assert norms[BURST] > 1e5 and max(norms[BURST + 1 :]) < 8 * ORDINARY, norms
 

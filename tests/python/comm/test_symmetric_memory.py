@@ -38,8 +38,20 @@ def shared_mappings() -> int:
     return Path("/proc/self/maps").read_text().count("/memfd:octavo")
 
 
-@pytest.mark.parametrize("plans", [{}, {"plan": "int4+ef", "gather": "int8"}, {"plan": "bf16:lossless"}], ids=str)
-@pytest.mark.parametrize(("world", "stage"), [(2, 1), (2, 2), (2, 3), (3, 3), (4, 2)])
+COMPRESSED = {"plan": "int4+ef", "gather": "int8"}
+
+
+@pytest.mark.parametrize(
+    ("world", "stage", "plans"),
+    [
+        *((2, 3, plans) for plans in ({}, COMPRESSED, {"plan": "bf16:lossless"})),
+        (2, 1, COMPRESSED),
+        (2, 2, {}),
+        (3, 3, COMPRESSED),
+        (4, 2, COMPRESSED),
+    ],
+    ids=str,
+)
 def test_zero_trains_to_the_same_bits(two_ranks, three_ranks, four_ranks, world, stage, plans):
     ranks = {2: two_ranks, 3: three_ranks, 4: four_ranks}[world]
     config = {"zero_stage": stage, "bucket_mib": 0.02, "gather_mib": 0.02} | plans

@@ -213,9 +213,10 @@ def test_parameters_that_no_rank_uses_do_not_move(two_ranks):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("stop", [1, 7])
-def test_resuming_gives_the_same_bits(two_ranks, name, stop):
-    assert two_ranks.run(learn, name, "sign-vote", stop) == two_ranks.run(learn, name, "sign-vote")
+def test_resuming_gives_the_same_bits(two_ranks, name):
+    unbroken = two_ranks.run(learn, name, "sign-vote")
+    for stop in (1, 7):
+        assert two_ranks.run(learn, name, "sign-vote", stop) == unbroken, stop
 
 
 def test_resuming_a_plan_with_feedback_gives_the_same_bits(two_ranks):

@@ -168,40 +168,54 @@ def test_a_parameter_that_is_transposed_and_not_dense_is_trained_as_a_dense_one(
     assert two_ranks.run(train_part, False, kind) == [pytest.approx(of_rank, rel=1e-4) for of_rank in expected]
 
 
-def train(rank: int, steps: int, resume_at: int | None, plan: str = "sign+ef") -> list[str]:
-    def make():
-        model = DistributedDataParallel(Odd(), bucket_cap_mb=0.02)
-        optimizer = OneBitAdamW(model.parameters(), lr=1e-2, warmup_steps=4)
-        return model, octavo.compress(model, plan, optimizer=optimizer), optimizer
-
-    model, handle, optimizer = make()
-    digests = []
-    for step in range(steps):
-        if step == resume_at:
-            saved = model.module.state_dict(), handle.state_dict(), copy.deepcopy(optimizer.state_dict())
-            model, handle, optimizer = make()
-            model.module.load_state_dict(saved[0])
-            handle.load_state_dict(saved[1])
-            optimizer.load_state_dict(saved[2])
+def train(
+    rank: int, plan: str, begin: int = 0, state: tuple[dict, dict, dict] | None = None, places: tuple[int, ...] = ()
+) -> tuple[list[str], dict[int, tuple[dict, dict, dict]]]:
+    """Makes the steps from `begin` to 10. Returns their digests, and the states before the steps that are `places`."""
+    model = DistributedDataParallel(Odd(), bucket_cap_mb=0.02)
+    optimizer = OneBitAdamW(model.parameters(), lr=1e-2, warmup_steps=4)
+    handle = octavo.compress(model, plan, optimizer=optimizer)
+    if state is not None:
+        for part, values in zip((model.module, handle, optimizer), state, strict=True):
+            part.load_state_dict(values)
+    digests, saved = [], {}
+    for step in range(begin, 10):
+        if step in places:
+            saved[step] = copy.deepcopy((model.module.state_dict(), handle.state_dict(), optimizer.state_dict()))
         tokens = batch_of(rank, step)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
         optimizer.step()
         digests.append(digest(model))
     assert str(handle.plan) == ("sign:262144+ef" if plan == "sign+ef" else plan)
-    return digests
+    return digests, saved
+
+
+def replicas(rank: int) -> list[str]:
+    return train(rank, "sign+ef")[0]
 
 
 def test_replicas_are_bit_identical_in_both_phases(two_ranks):
-    first, second = two_ranks.run(train, 10, None)
-    assert first == second
+    first, second = two_ranks.run(replicas)
+    assert first == second and len(first) == 10
 
 
-@pytest.mark.parametrize("resume_at", [2, 4, 7])
+PLACES = (2, 4, 7)  # in the warm-up, at the freeze and after it
+
+
+def resume_at_each_place(rank: int, plan: str) -> None:
+    expected, _ = train(rank, plan)
+    digests, saved = train(rank, plan, places=PLACES)
+    assert digests == expected, "to save a state changes nothing"
+    assert tuple(saved) == PLACES
+    for place, state in saved.items():
+        assert train(rank, plan, place, state)[0] == expected[place:], place
+
+
 @pytest.mark.parametrize("plan", ["sign+ef", "powersgd:4+ef", "sketch:0.5:exact+ef"])
-def test_resuming_gives_the_same_bits_before_and_after_the_freeze(two_ranks, plan, resume_at):
+def test_resuming_gives_the_same_bits_before_and_after_the_freeze(two_ranks, plan):
     """State is loaded in the documented order: the handle before the optimizer, whose phase then sets the plan."""
-    assert two_ranks.run(train, 10, resume_at, plan) == two_ranks.run(train, 10, None, plan)
+    two_ranks.run(resume_at_each_place, plan)
 
 
 def momentum_in_the_hook(rank: int) -> None:

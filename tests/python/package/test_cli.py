@@ -22,7 +22,7 @@ from octavo.__main__ import main
 from octavo.train.cli import train
 from octavo.train.config import TrainConfig
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.ranks]
+pytestmark = pytest.mark.timeout(90)
 
 TRAIN_OPTIONS = {
     *(
@@ -200,6 +200,7 @@ def test_bench_hands_its_arguments_on(octavo_cli, monkeypatch):
     assert octavo_cli("bench", "nothing")[0] == 2
 
 
+@pytest.mark.ranks
 def test_two_ranks_train_from_the_command_line(tmp_path):
     config = nano_config(tmp_path, steps=4)
     done = run_octavo("train", *config.to_args())
@@ -213,6 +214,7 @@ def test_two_ranks_train_from_the_command_line(tmp_path):
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.ranks
 def test_bad_data_end_the_whole_job_with_1_and_one_sentence(tmp_path):
     config = nano_config(tmp_path)
     Path(config.data).write_text('{"instruction": "a", "output": "b"}\n{"instruction": \n')

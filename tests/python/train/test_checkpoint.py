@@ -142,8 +142,16 @@ def damage_truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
-@pytest.mark.parametrize("damage", [damage_flip, damage_truncate, Path.unlink])
-@pytest.mark.parametrize("name", [MODEL, OPTIMIZER, TRAINER, "config.json", manifest.NAME, rank_file(0, 1)])
+FILES = (MODEL, OPTIMIZER, TRAINER, "config.json", manifest.NAME, rank_file(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *((name, damage_flip) for name in FILES),
+        *((name, damage) for name in (MODEL, manifest.NAME) for damage in (damage_truncate, Path.unlink)),
+    ],
+)
 def test_a_damaged_step_is_passed_over_with_one_line_that_names_the_file(shelf, name, damage):
     save(shelf.writer(), 1, 2)
     damage(step_folder(shelf.folder, 2) / name)
@@ -152,7 +160,7 @@ def test_a_damaged_step_is_passed_over_with_one_line_that_names_the_file(shelf, 
     assert f"step-000002/{name}" in shelf.warnings[0]
 
 
-def test_every_flipped_bit_of_a_manifest_is_seen(shelf):
+def test_a_flipped_bit_in_each_byte_of_a_manifest_is_seen(shelf):
     save(shelf.writer(), 1)
     path = step_folder(shelf.folder, 1) / manifest.NAME
     good = path.read_bytes()

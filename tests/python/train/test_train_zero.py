@@ -9,6 +9,7 @@ import errno
 import io
 import json
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from octavo.train.job import run_job
 from octavo.train.launch.world import World
 from octavo.train.trainer import Trainer
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.ranks]
+pytestmark = pytest.mark.timeout(180)
 
 
 class Stop(BaseException):
@@ -77,11 +78,22 @@ def by_ddp(two_ranks, tmp_path_factory):
     return config, whole_run(two_ranks, config)
 
 
+@pytest.fixture(scope="module")
+def by_zero(two_ranks, by_ddp, tmp_path_factory):
+    """Returns what runs the same job in a stage of ZeRO, once."""
+
+    @cache
+    def run(stage: int) -> tuple[TrainConfig, dict[str, Any]]:
+        config = dataclasses.replace(by_ddp[0], zero=stage, out=str(tmp_path_factory.mktemp("zero") / "out"))
+        return config, whole_run(two_ranks, config)
+
+    return run
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_it_is_the_training_of_ddp(two_ranks, by_ddp, tmp_path, stage):
+def test_it_is_the_training_of_ddp(by_ddp, by_zero, stage):
     of_ddp, expected = by_ddp
-    config = dataclasses.replace(of_ddp, zero=stage, out=str(tmp_path / "out"))
-    summary = whole_run(two_ranks, config)
+    config, summary = by_zero(stage)
     assert losses(config) == pytest.approx(losses(of_ddp), rel=1e-5)
     for name in ("eval_loss", "final_loss"):
         assert summary[name] == pytest.approx(expected[name], rel=1e-5)
@@ -96,10 +108,9 @@ def test_it_is_the_training_of_ddp(two_ranks, by_ddp, tmp_path, stage):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_the_files_of_a_run_are_those_of_any(two_ranks, by_ddp, tmp_path, stage):
+def test_the_files_of_a_run_are_those_of_any(by_ddp, by_zero, stage):
     of_ddp, _ = by_ddp
-    config = dataclasses.replace(of_ddp, zero=stage, out=str(tmp_path / "out"))
-    whole_run(two_ranks, config)
+    config, _ = by_zero(stage)
     ours, theirs = (Path(run.out) / "checkpoint" for run in (config, of_ddp))
     model = AutoModelForCausalLM.from_pretrained(ours)
     expected = load_file(theirs / "model.safetensors")

@@ -45,8 +45,7 @@ def by_engine(rank: int, steps: int, config: dict[str, Any]) -> list[float]:
     return [step_once(engine, rank, batch) for batch in range(steps * engine.config.accumulation_steps)]
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize(("stage", "accumulation"), [(2, 4), (3, 1)])  # test_zero_parity.py has all, in few steps
 def test_the_losses_are_those_of_ddp(two_ranks, stage, accumulation):
     steps = 40 // accumulation
     expected = two_ranks.run(by_ddp, accumulation, 0.5, steps)
@@ -80,7 +79,7 @@ def test_compressed_both_ways_with_paged_states_in_8_bits(two_ranks, stage):
         assert sent < dense_sent / 3
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [1, 3])
 def test_any_number_of_ranks_trains_one_model(stage, four_ranks):
     results = four_ranks.run(
         trained, torch.optim.AdamW, {"zero_stage": stage, "bucket_mib": 0.02, "gather_mib": 0.02}, 8

@@ -332,6 +332,7 @@ def differences(rank: int, names: list[str], backend: str | None, steps: int) ->
 
 
 RANKS = [1, 2, 3, 4]
+TIMEOUT_S = 3600 if STEPS else 120
 COMPILED = list(itertools.product(RANKS, ["aot_eager", "inductor"])) if STEPS else [(2, "aot_eager")]
 
 
@@ -341,13 +342,15 @@ def require_none(pool: RankPool, names: list[str], backend: str | None) -> None:
 
 
 @pytest.mark.parametrize("world", RANKS)
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(TIMEOUT_S)
 def test_losses_and_parameters_are_those_of_torch(ranks_of: Callable[[int], RankPool], world: int) -> None:
     require_none(ranks_of(world), list(CASES) if STEPS or world == 2 else list(SHORT), None)
 
 
 @pytest.mark.parametrize(("world", "backend"), COMPILED)
-@pytest.mark.timeout(3600)
-def test_those_of_compiled_graphs_too(ranks_of: Callable[[int], RankPool], world: int, backend: str) -> None:
+@pytest.mark.timeout(TIMEOUT_S)
+def test_losses_and_parameters_of_compiled_graphs_are_those_of_torch(
+    ranks_of: Callable[[int], RankPool], world: int, backend: str
+) -> None:
     names = [name for name, case in CASES.items() if case.compiles]
     require_none(ranks_of(world), names if STEPS else [SHORT[-1]], backend)

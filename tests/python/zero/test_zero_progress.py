@@ -39,7 +39,7 @@ def test_checkpoints_are_made_between_steps():
 def test_nothing_follows_an_error():
     progress = after(0)
     progress.fail(OSError("no room"))
-    for require in (progress.require_whole_passes, progress.require_between_steps):
+    for require in (progress.require_usable, progress.require_between_steps):
         with pytest.raises(RuntimeError, match=r"\[zero.step\] an earlier error stopped .* was OSError: no room"):
             require("step")
     with pytest.raises(RuntimeError, match=r"\[zero.backward\] an earlier error stopped this engine"):

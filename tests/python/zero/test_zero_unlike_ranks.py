@@ -106,7 +106,7 @@ def test_a_gradient_that_a_rank_lacks_is_zero(two_ranks, stage, shared):
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_of_micro_batches_too_and_of_gradients_that_come_twice(three_ranks, stage):
+def test_a_gradient_that_a_rank_lacks_is_zero_in_micro_batches_and_beside_others_that_come_twice(three_ranks, stage):
     expected = three_ranks.run(by_hand, 6, 3, True)
     for parameters in three_ranks.run(by_engine, 6, True, {"zero_stage": stage, "accumulation_steps": 3}):
         for got, of_ddp in zip(parameters, expected[0], strict=True):
