@@ -23,6 +23,8 @@ from octavo.train.strategy.base import Sent, Strategy
 
 EVAL_ROWS = 128
 EXACT_ITEMS = 128
+COMPILING_STEPS = 4
+"""In so many steps of a process a model may be compiled: stage 3 of ZeRO measures the third one, and compiles anew."""
 MOST_SKIPPED = 20
 """After so many non-finite steps in a row the run has diverged."""
 
@@ -36,6 +38,8 @@ class Trainer:
     data: Data
     strategy: Strategy
     totals: Totals
+    steps_here: int = 0
+    """Those that this process has made."""
 
     def step(self) -> dict[str, Any]:
         """Makes the next step; returns its record for metrics.jsonl. Raises JobError on divergence."""
@@ -122,7 +126,9 @@ class Trainer:
         totals, sent = self.totals, self.strategy.sent()
         wire, dense = sent.wire_bytes - before.wire_bytes, sent.dense_bytes - before.dense_bytes
         tokens = self.config.batch_size * self.config.seq_len * self.config.grad_accum * self.world.size
-        totals.add_step(step, tokens, seconds, skipped, finite(loss))
+        compiles = self.config.compile and self.steps_here < COMPILING_STEPS
+        self.steps_here += 1
+        totals.add_step(step, tokens, seconds, skipped, finite(loss), compiles=compiles)
         totals.add_bytes(wire, dense, late=late)
         self._stop_if_diverged()
         record = dict(step=step, loss=totals.last_loss, lr=rate, tokens_per_s=tokens / seconds, step_s=seconds)

@@ -49,6 +49,14 @@ def test_a_run_that_ends_in_its_warm_up_has_no_ratio_after_it():
     assert summary._late_ratio(totals) == 20
 
 
+def test_the_time_of_a_step_is_without_those_that_compile():
+    totals = Totals()
+    totals.add_step(1, 64, 30.0, False, 1.0, compiles=True)
+    assert totals.step_s == 30.0
+    totals.add_step(2, 64, 0.5, False, 1.0, compiles=False)
+    assert totals.step_s == 0.5 and totals.seconds == 30.5
+
+
 def test_a_curve_is_smoothed_in_one_pass():
     values = [float(one % 7) for one in range(300)]
     near = [values[max(0, at - 6) : at + 7] for at in range(300)]

@@ -37,6 +37,9 @@ class Totals:
     first_loss: float | None = None
     last_loss: float | None = None
     eval_loss: float | None = None
+    compiling_steps: int = 0
+    compiling_seconds: float = 0.0
+    """Those of the first steps of each process, in which a model is compiled; part of `step` and `seconds`."""
     schedules: list[list[int]] = dataclasses.field(default_factory=list)
     """[FIRST, STEPS] of each learning rate schedule: that of a run of STEPS steps was used after step FIRST."""
 
@@ -45,9 +48,19 @@ class Totals:
         if not self.schedules or self.schedules[-1][1] != steps:
             self.schedules.append([self.step, steps])
 
-    def add_step(self, step: int, tokens: int, seconds: float, skipped: bool, loss: float | None) -> None:
+    @property
+    def step_s(self) -> float:
+        """The mean seconds of a step, without those steps that compile where there are others."""
+        steps = self.step - self.compiling_steps
+        return (self.seconds - self.compiling_seconds) / steps if steps else self.seconds / self.step
+
+    def add_step(
+        self, step: int, tokens: int, seconds: float, skipped: bool, loss: float | None, *, compiles: bool
+    ) -> None:
         """Counts a step; `loss` is None where it was not finite."""
         self.step, self.tokens, self.seconds = step, self.tokens + tokens, self.seconds + seconds
+        self.compiling_steps += compiles
+        self.compiling_seconds += seconds * compiles
         self.skipped_steps += skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         self.first_loss = loss if self.first_loss is None else self.first_loss

@@ -90,7 +90,7 @@ class Lines:
         if step % self._every and step not in (1, self._steps) and now - self._last < _SECONDS_BETWEEN_LINES:
             return
         self._last = now
-        eta = (self._steps - step) * totals.seconds / totals.step
+        eta = (self._steps - step) * totals.step_s
         self.note(
             f"step {step}/{self._steps}  loss {_loss(record)}  {record['tokens_per_s']:,.0f} tok/s  "
             f"wire {wire_text(totals)}  eta {eta:.0f} s"
