@@ -122,7 +122,7 @@ def bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
 
 
 def _remark(plan: str) -> str:
-    return "in the first stage of its warm-up, which sends more" if "+warmup:" in plan else ""
+    return f"measured from step {WARMUP_ROUNDS + 1} of its warm-up on" if "+warmup:" in plan else ""
 
 
 def _settle(step: _LocalStep, handle: octavo.Handle | octavo.Outer) -> str:

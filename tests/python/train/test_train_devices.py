@@ -122,8 +122,9 @@ def test_ranks_of_a_machine_take_turns_over_its_devices(detection):
 
 
 @pytest.mark.parametrize("is_supported", [False, True])
-def test_a_gpu_decides_on_bf16_itself(monkeypatch, is_supported):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: is_supported)
+@pytest.mark.parametrize("gpu", ["cuda", "xpu"])
+def test_a_gpu_decides_on_bf16_itself(monkeypatch, gpu, is_supported):
+    monkeypatch.setattr(torch.get_device_module(gpu), "is_bf16_supported", lambda including_emulation: is_supported)
     world = SimpleNamespace(from_main=lambda value: value)
-    chosen = choose_precision(TrainConfig(), world, torch.device("cuda"), hidden_size=64)
+    chosen = choose_precision(TrainConfig(), world, torch.device(gpu), hidden_size=64)
     assert chosen == ("bf16" if is_supported else "fp32")

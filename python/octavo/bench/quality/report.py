@@ -173,8 +173,9 @@ def _processors(entry: Json, ranks: int) -> dict[int, str]:
 
 def _fewer_bytes(entry: Json, ranks: int) -> list[str]:
     """Returns the bytes as fractions of float32's: of the whole run and after the warm-up."""
-    runs = [run for run in entry["runs"] if run["ranks"] == ranks and run.get("compression_ratio")]
-    ratios = [mean(run[name] for run in runs) if runs else None for name in _RATIOS]
+    runs = [run for run in entry["runs"] if run["ranks"] == ranks]
+    known = [[run[name] for run in runs if run.get(name)] for name in _RATIOS]  # none after it, where all is warm-up
+    ratios = [mean(of_one) if of_one else None for of_one in known]
     return ["-" if ratio is None else f"1/{ratio:.1f}" if ratio > 1.05 else "1" for ratio in ratios]
 
 

@@ -27,10 +27,8 @@ def choose_precision(config: TrainConfig, world: World, device: torch.device, hi
 
 
 def _is_bf16_faster(device: torch.device, hidden_size: int) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type == "xpu":
-        return torch.xpu.is_bf16_supported()
+    if device.type in ("cuda", "xpu"):
+        return torch.get_device_module(device).is_bf16_supported(including_emulation=False)
     return hidden_size >= BF16_WIDTH and _has_bf16_units()
 
 
