@@ -26,7 +26,7 @@ from octavo.parameters import plain_name, saved_buffers
 from octavo.rendezvous import broadcast_from_rank_0
 from octavo.zero.all_or_none import described, error_of, on_all_ranks
 from octavo.zero.checkpoint_folder import CheckpointFolder
-from octavo.zero.optimizer_state import load_states, options_of, parts_by_name, states_by_name
+from octavo.zero.optimizer_state import load_states, options_of, parameters_by_name, parts_by_name, states_by_name
 
 if TYPE_CHECKING:
     from octavo.zero.engine import ZeroEngine
@@ -190,7 +190,7 @@ def _require_this_model(engine: ZeroEngine, saved: dict[str, Any]) -> None:
 
 
 def _shapes_of(engine: ZeroEngine) -> dict[str, list[int]]:
-    return {plain_name(name): list(p.shape) for name, p in engine.module.named_parameters() if p in engine.parts}
+    return {name: list(p.shape) for name, p in parameters_by_name(engine).items()}
 
 
 def _require_these_shapes(engine: ZeroEngine, saved: dict[str, list[int]]) -> None:

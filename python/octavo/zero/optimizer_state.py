@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from octavo.optim.checks import require_same_kind
@@ -31,8 +31,13 @@ _NUMBERS = {"step", "eta", "mu", "mu_product"}  # which torch's optimizers keep 
 _HOOKS = ("_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks")
 
 
+def parameters_by_name(engine: ZeroEngine) -> dict[str, nn.Parameter]:
+    """Returns the parameters that are shared out."""
+    return {plain_name(name): p for name, p in engine.module.named_parameters() if p in engine.parts}
+
+
 def parts_by_name(engine: ZeroEngine) -> dict[str, OwnPart]:
-    return {plain_name(name): engine.parts[p] for name, p in engine.module.named_parameters() if p in engine.parts}
+    return {name: engine.parts[p] for name, p in parameters_by_name(engine).items()}
 
 
 def states_by_name(engine: ZeroEngine) -> States:
