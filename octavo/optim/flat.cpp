@@ -38,14 +38,18 @@ std::string described(const at::Tensor& tensor) {
   return is_strided(tensor) ? strided : c10::str(tensor.layout(), " ", strided);
 }
 
+bool is_writable(const at::Tensor& tensor) {
+  return is_strided(tensor) && !tensor._is_zerotensor() && at::has_internal_overlap(tensor) != at::MemOverlap::Yes;
+}
+
 void require_writable(const at::Tensor& tensor, const char* where, const char* what) {
+  if (is_writable(tensor)) return;
   if (!is_strided(tensor)) {
     fail(ErrorCode::invalid_argument, where, "expected ", what, " as a strided tensor, got ", described(tensor));
   }
   if (tensor._is_zerotensor()) {
     fail(ErrorCode::invalid_argument, where, "expected ", what, " with memory, got zeros without any: call clone()");
   }
-  if (at::has_internal_overlap(tensor) != at::MemOverlap::Yes) return;
   fail(ErrorCode::invalid_argument, where, "expected ", what, " with memory for each element, got strides ",
        tensor.strides(), " of ", tensor.sizes(), ", as expand() makes them: call contiguous()");
 }

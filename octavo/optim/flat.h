@@ -24,8 +24,10 @@ void require_length(std::size_t got, std::size_t parameters, const char* where, 
 /// Throws the same unless `tensor` is strided, of a floating dtype and of the parameter's shape and device, and the
 /// parameter is of a floating dtype and can be written to.
 void require_like(const at::Tensor& tensor, const at::Tensor& parameter, const char* where, const char* what);
-/// Throws the same unless a step can write to each element of `tensor` by itself: it is strided, and has memory for
-/// each, which tensors of expand() do not have.
+/// Whether a step can write to each element of `tensor` by itself: it is strided, and has memory for each, which
+/// tensors of expand() do not have.
+bool is_writable(const at::Tensor& tensor);
+/// Throws the same unless is_writable().
 void require_writable(const at::Tensor& tensor, const char* where, const char* what);
 /// Throws the same unless `step` is at least 1: the bias of a step before the first cannot be divided out.
 void require_step(std::int64_t step, const char* where, const char* what);

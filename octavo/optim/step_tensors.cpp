@@ -32,6 +32,7 @@ std::string described(const char* dtype, at::IntArrayRef sizes, c10::Device devi
 }
 
 void require_writable(const at::Tensor& written, const Named& named) {
+  if (is_writable(written)) return;  // the name is made only for the error: it would take longer than the check
   octavo::require_writable(written, named.where, c10::str(named.what, " ", named.parameter).c_str());
 }
 

@@ -34,7 +34,13 @@ std::string step_options(int parameter, int gradient, int state) {
          " -DOCTAVO_GRADIENT_FORMAT=" + std::to_string(gradient) + " -DOCTAVO_STATE_FORMAT=" + std::to_string(state);
 }
 
-/// Returns every program at least once: codecs of each layout of codes, steps of each format of states.
+/// Returns the programs of a codec: without error feedback, with it, and with everything.
+std::vector<std::string> codec_options(const std::string& name, bool has_scale) {
+  const std::string options = "-DOCTAVO_CODEC=" + name + " -DOCTAVO_HAS_SCALE=" + (has_scale ? "1" : "0");
+  return {options, options + " -DOCTAVO_INPUT_HAS=9", options + " -DOCTAVO_INPUT_HAS=31"};
+}
+
+/// Returns every program at least once: all codecs, and steps of each format of states.
 std::vector<lanes::KernelName> programs() {
   static std::deque<std::string> stems;
   std::vector<lanes::KernelName> all;
@@ -46,12 +52,11 @@ std::vector<lanes::KernelName> programs() {
   for (const char* step : {"adamw", "lion"}) {
     for (const int state : {0, 1, 2}) all.push_back({step, "", step_options(state, 0, state)});
   }
-  for (const std::string codec : {"sign", "int4", "int8", "int3", "bf16"}) {
-    const std::string has_scale = codec == "bf16" ? "0" : "1";
-    const std::string options = "-DOCTAVO_CODEC=" + codec + " -DOCTAVO_HAS_SCALE=" + has_scale;
+#define OCTAVO_ADD(name, text, ...)                                                                  \
+  for (const std::string& options : codec_options(#name, RuleOf<BlockCodec::name>::type::kHasScale)) \
     all.push_back({"block_codec", "", options});
-    all.push_back({"block_codec", "", options + " -DOCTAVO_INPUT_HAS=31"});
-  }
+  OCTAVO_BLOCK_CODECS(OCTAVO_ADD)
+#undef OCTAVO_ADD
   return all;
 }
 

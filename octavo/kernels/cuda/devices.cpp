@@ -98,9 +98,11 @@ CurrentContext::CurrentContext(int device) {
          "both: start the process by spawn or forkserver");
   }
   driver().cuCtxPushCurrent_v2(context_of(device));
+  driver().cuThreadExchangeStreamCaptureMode.result(&capture_mode_);  // fails for no mode that there is
 }
 
 CurrentContext::~CurrentContext() {
+  driver().cuThreadExchangeStreamCaptureMode.result(&capture_mode_);
   CUcontext popped = nullptr;
   driver().cuCtxPopCurrent_v2.result(&popped);  // fails only where the driver has ended
 }

@@ -42,12 +42,17 @@ Queue create_queue(int index, bool is_urgent);
 CUstream stream_of(Queue queue);
 
 /// Makes a device's primary context, which is the one that torch uses, current for the calling thread in this scope.
+/// Meanwhile the thread may allocate, load and query although another thread captures a CUDA graph: otherwise these
+/// calls would fail, and end that capture.
 class CurrentContext {
  public:
   explicit CurrentContext(int device);
   ~CurrentContext();
   CurrentContext(const CurrentContext&) = delete;
   CurrentContext& operator=(const CurrentContext&) = delete;
+
+ private:
+  int capture_mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED; then the thread's own one, which is restored
 };
 
 }  // namespace octavo::cuda_backend

@@ -67,6 +67,7 @@ struct Function<int(Parameters...)> {
   entry(cuDevicePrimaryCtxRetain, CUcontext* context, CUdevice device) \
   entry(cuCtxPushCurrent_v2, CUcontext context) \
   entry(cuCtxPopCurrent_v2, CUcontext* context) \
+  entry(cuThreadExchangeStreamCaptureMode, int* mode) \
   entry(cuCtxGetStreamPriorityRange, int* least, int* greatest) \
   entry(cuMemGetInfo_v2, std::size_t* free, std::size_t* total) \
   entry(cuMemAlloc_v2, CUdeviceptr* memory, std::size_t bytes) \

@@ -6,10 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from octavo.optim.checks import without_inert
-from octavo.optim.fused import FusedOptimizer
+from octavo.optim.fused import FusedOptimizer, Moved
 
 
 class Adam(FusedOptimizer):
@@ -56,13 +55,13 @@ class Adam(FusedOptimizer):
         self._require(is_alike, f"the state of {kinds[self._is_decay_decoupled]}", f"that of {kinds[is_decoupled]}")
         return super()._loaded(saved, own)
 
-    def _call(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
+    def _call(self, group: dict[str, Any], moved: Moved, tensors: dict[str, Any]) -> None:
         torch.ops.octavo.adam_(
-            means=self._states(parameters, "exp_avg"),
-            mean_scales=self._scales(parameters, "exp_avg"),
-            squares=self._states(parameters, "exp_avg_sq"),
-            square_scales=self._scales(parameters, "exp_avg_sq"),
-            steps=self._next_steps(parameters),
+            means=moved.values("exp_avg"),
+            mean_scales=moved.scales("exp_avg"),
+            squares=moved.values("exp_avg_sq"),
+            square_scales=moved.scales("exp_avg_sq"),
+            steps=moved.next_steps(),
             lr=float(group["lr"]),
             beta1=group["betas"][0],
             beta2=group["betas"][1],

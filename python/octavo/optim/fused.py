@@ -32,6 +32,36 @@ FORMAT = ("optim_bits", "min_8bit_size", "is_paged", "min_paged_size")  # the op
 OWN_OPTIONS = (*FORMAT, "nonfinite", "bf16_rounding", "seed")  # options that optimizers of other libraries do not have
 
 
+class Moved(NamedTuple):
+    """Parameters of a group that make a step in one call, because they are on one device, and their states."""
+
+    parameters: list[Tensor]
+    states: list[dict[str, Tensor]]
+
+    def values(self, moment: str) -> list[Tensor]:
+        """Returns the floats or codes of a moment, one tensor per parameter."""
+        codes = f"{moment}_codes"
+        return [state[moment] if moment in state else state[codes] for state in self.states]
+
+    def scales(self, moment: str) -> list[Tensor]:
+        return self.of_some(f"{moment}_scale", torch.float32)
+
+    def of_some(self, name: str, dtype: torch.dtype) -> list[Tensor]:
+        """Returns the states of this name, one per parameter: an empty tensor where a parameter has none. Where no
+        parameter has one, returns an empty list."""
+        found = [state.get(name) for state in self.states]
+        if all(state is None for state in found):
+            return []
+        none = torch.empty(0, dtype=dtype, device=self.parameters[0].device)
+        return [none if state is None else state for state in found]
+
+    def next_steps(self) -> list[int]:
+        return [int(state["step"].item()) + 1 for state in self.states]
+
+    def count_step(self) -> None:
+        torch._foreach_add_([state["step"] for state in self.states], 1)  # as torch's own optimizers count
+
+
 class StepCall(NamedTuple):
     """The step of the parameters of a group on one device."""
 
@@ -127,7 +157,7 @@ class FusedOptimizer(CheckedOptimizer):
 
     # ---- what a subclass says
 
-    def _call(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
+    def _call(self, group: dict[str, Any], moved: Moved, tensors: dict[str, Any]) -> None:
         """Calls the operator that makes the step. ``tensors`` are the arguments that the operators of all rules have in
         common."""
         raise NotImplementedError
@@ -157,8 +187,9 @@ class FusedOptimizer(CheckedOptimizer):
         self._require_all_valid()
         self._require_ready()
         moved = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
-        gradients = [parameter.grad for parameters in moved for parameter in parameters]
-        factor = None if self._clip is None else self._clip.factor_of(gradients)
+        factor = None
+        if self._clip is not None:
+            factor = self._clip.factor_of([parameter.grad for parameters in moved for parameter in parameters])
         for parameter in (p for parameters in moved for p in parameters):
             require_dense(self, parameter.grad)
             match_placements(parameter)
@@ -257,47 +288,50 @@ class FusedOptimizer(CheckedOptimizer):
         self._maker.memory.require_own_process()
         self._require_format(group, parameters)
         calls: list[StepCall] = []
-        by_device: dict[torch.device, list[Tensor]] = {}
+        by_device: dict[torch.device, Moved] = {}
         for parameter in parameters:
-            is_known = parameter.dtype in STEP_DTYPES
-            self._require(is_known, "parameters in float32, bfloat16 or float16", parameter.dtype)
-            if not self.state[parameter]:
-                self.state[parameter] = self._maker.first(group, parameter)
-            self._maker.fit_extra_bits(group, parameter, self.state[parameter])
-            by_device.setdefault(parameter.device, []).append(parameter)
+            if parameter.dtype not in STEP_DTYPES:
+                self._require(False, "parameters in float32, bfloat16 or float16", parameter.dtype)
+            state = self.state[parameter]
+            if not state:
+                state = self.state[parameter] = self._maker.first(group, parameter)
+            self._maker.fit_extra_bits(group, parameter, state)
+            here = by_device.setdefault(parameter.device, Moved([], []))
+            here.parameters.append(parameter)
+            here.states.append(state)
         for device, here in by_device.items():
             is_random = group["bf16_rounding"] == "stochastic"
             common = dict(
-                parameters=[local(p) for p in here],
-                gradients=[local(p.grad) for p in here],
-                tails=self._states_of_some(here, "extra_bits", torch.int8),
+                parameters=[local(p) for p in here.parameters],
+                gradients=[local(p.grad) for p in here.parameters],
+                tails=here.of_some("extra_bits", torch.int8),
                 code_bits=group["optim_bits"] if group["optim_bits"] != 32 else 8,
                 gradient_factor=None if factor is None else factor.to(device),
                 nonfinite=self._nonfinite.on(device),
                 rounding_seed=int(group["seed"]) % 2**63 if is_random else None,
                 numbers=self._numbers(here) if is_random else [],
-                first_elements=first_elements(here) if is_random else [],
+                first_elements=first_elements(here.parameters) if is_random else [],
             )
             calls.append(StepCall(partial(self._make_step, group, here, common), partial(self._check, here, common)))
         return calls
 
-    def _check(self, parameters: list[Tensor], tensors: dict[str, Any]) -> None:
+    def _check(self, moved: Moved, tensors: dict[str, Any]) -> None:
         """Raises what ``_call`` would raise for these parameters."""
         names = ("parameters", "gradients", "tails", "code_bits", "gradient_factor", "nonfinite", "rounding_seed")
         has_squares = len(self._moments) == 2  # Lion has only one moment
         torch.ops.octavo.require_step(
-            means=self._states(parameters, self._moments[0]),
-            mean_scales=self._scales(parameters, self._moments[0]),
-            squares=self._states(parameters, self._moments[1]) if has_squares else [],
-            square_scales=self._scales(parameters, self._moments[1]) if has_squares else [],
+            means=moved.values(self._moments[0]),
+            mean_scales=moved.scales(self._moments[0]),
+            squares=moved.values(self._moments[1]) if has_squares else [],
+            square_scales=moved.scales(self._moments[1]) if has_squares else [],
             **{name: tensors[name] for name in names},
         )
 
-    def _make_step(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
-        self._call(group, parameters, tensors)
-        increment_version([p for p in parameters if is_sharded(p)])  # the operator counts only the change of the shard
-        for parameter in parameters:
-            self.state[parameter]["step"] += 1
+    def _make_step(self, group: dict[str, Any], moved: Moved, tensors: dict[str, Any]) -> None:
+        self._call(group, moved, tensors)
+        # of a shard, the operator has counted the change, but not of its DTensor
+        increment_version([p for p in moved.parameters if is_sharded(p)])
+        moved.count_step()
 
     def _require_format(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         """Raises ValueError unless codes are of the group's ``optim_bits``. It looks at one parameter that has codes,
@@ -311,11 +345,8 @@ class FusedOptimizer(CheckedOptimizer):
         # codes of another shape than the parameter's, whatever their bits, are refused with both shapes
         self._require(group["optim_bits"] in (known or (8, 4)), what, group["optim_bits"])
 
-    def _next_steps(self, parameters: list[Tensor]) -> list[int]:
-        return [int(self.state[parameter]["step"]) + 1 for parameter in parameters]
-
-    def _numbers(self, parameters: list[Tensor]) -> list[int]:
-        return self._rounding_numbers.numbers(self.param_groups, parameters, self._next_steps(parameters))
+    def _numbers(self, moved: Moved) -> list[int]:
+        return self._rounding_numbers.numbers(self.param_groups, moved.parameters, moved.next_steps())
 
     def _all_parameters(self) -> Iterable[Tensor]:
         return (parameter for group in self.param_groups for parameter in group["params"])
@@ -340,22 +371,6 @@ class FusedOptimizer(CheckedOptimizer):
 
     def _tell_nonfinite(self, moved: list[list[Tensor]]) -> None:
         self._nonfinite.set_on({parameter.device for parameters in moved for parameter in parameters})
-
-    def _states(self, parameters: list[Tensor], name: str) -> list[Tensor]:
-        states = (self.state[parameter] for parameter in parameters)
-        return [state[name] if name in state else state[f"{name}_codes"] for state in states]
-
-    def _scales(self, parameters: list[Tensor], name: str) -> list[Tensor]:
-        return self._states_of_some(parameters, f"{name}_scale", torch.float32)
-
-    def _states_of_some(self, parameters: list[Tensor], name: str, dtype: torch.dtype) -> list[Tensor]:
-        """Returns the states of this name, one per parameter: an empty tensor where a parameter has none. Where no
-        parameter has one, returns an empty list."""
-        found = [self.state[parameter].get(name) for parameter in parameters]
-        if all(state is None for state in found):
-            return []
-        pairs = zip(parameters, found, strict=True)
-        return [local(p).new_empty(0, dtype=dtype) if state is None else state for p, state in pairs]
 
     # ---- copies and checkpoints
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from octavo._C import Plan
 from octavo.optim.base import of_itself, outside_of_inference
 from octavo.optim.checks import require_steppable, without_inert
-from octavo.optim.fused import FusedOptimizer, StepCall
+from octavo.optim.fused import FusedOptimizer, Moved, StepCall
 from octavo.optim.joined import JoinedOptimizer
 
 
@@ -44,11 +44,11 @@ class Lion(FusedOptimizer):
         defaults = dict(lr=lr, betas=betas, weight_decay=weight_decay)
         super().__init__(params, defaults, **without_inert(self, options))
 
-    def _call(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
+    def _call(self, group: dict[str, Any], moved: Moved, tensors: dict[str, Any]) -> None:
         beta1, beta2 = self._betas(group)  # for the update whose sign is the step, and for the momentum that is kept
         torch.ops.octavo.lion_(
-            momenta=self._states(parameters, "exp_avg"),
-            scales=self._scales(parameters, "exp_avg"),
+            momenta=moved.values("exp_avg"),
+            scales=moved.scales("exp_avg"),
             lr=float(group["lr"]),
             beta1=beta1,
             beta2=beta2,

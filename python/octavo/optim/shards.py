@@ -15,10 +15,14 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether it is a DTensor. It does not import the module of DTensors, which takes most of a second: where there is
     a DTensor, the module has been imported."""
+    if type(tensor) in _PLAIN:  # most are, and every step asks this of all parameters
+        return False
     return isinstance(tensor, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 
 

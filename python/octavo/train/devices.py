@@ -52,10 +52,16 @@ def collectives_for(device: torch.device, world: World) -> str:
     NCCL refuses two ranks of one GPU. Gloo takes them, with copies through the host.
     """
     name = _accelerator_of(device).communication_backend_name()
-    places = world.gather((socket.gethostname(), str(device)))
+    places = world.gather((socket.gethostname(), _own_name(device)))
     if name != "nccl":
         return name
     return "cpu:gloo,cuda:nccl" if len(set(places)) == world.size else "gloo"
+
+
+def _own_name(device: torch.device) -> str:
+    """Returns a name that no other device of the host has. With CUDA_VISIBLE_DEVICES set for each rank, all ranks call
+    theirs cuda:0."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else str(device)
 
 
 def compiler_for(device: torch.device) -> str:

@@ -38,6 +38,9 @@ namespace {
 bool is_initialized = false;
 thread_local std::vector<CUcontext> current_contexts;
 
+constexpr int kRelaxed = 2;         // CU_STREAM_CAPTURE_MODE_RELAXED
+thread_local int capture_mode = 0;  // CU_STREAM_CAPTURE_MODE_GLOBAL, which every thread begins with
+
 /// Returns what is wrong with a call that needs a current context.
 CUresult fault_of_caller() {
   if (!is_initialized) return CUDA_ERROR_NOT_INITIALIZED;
@@ -85,6 +88,9 @@ using namespace octavo::cuda_emulator;
   do {                                                                                 \
     if (const CUresult fault = fault_of_caller(); fault != CUDA_SUCCESS) return fault; \
   } while (false)
+/// What a driver refuses to a thread of another mode while a CUDA graph is captured begins with this. The emulator
+/// always refuses it.
+#define REQUIRE_RELAXED() REQUIRE(capture_mode == kRelaxed, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 #define REQUIRE(condition, otherwise)   \
   do {                                  \
     if (!(condition)) return otherwise; \
@@ -166,6 +172,12 @@ OCTAVO_API CUresult cuCtxPopCurrent_v2(CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
+OCTAVO_API CUresult cuThreadExchangeStreamCaptureMode(int* mode) {
+  REQUIRE(*mode >= 0 && *mode <= kRelaxed, CUDA_ERROR_INVALID_VALUE);
+  std::swap(*mode, capture_mode);
+  return CUDA_SUCCESS;
+}
+
 OCTAVO_API CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   REQUIRE_CONTEXT();
   *least = 0;
@@ -184,6 +196,7 @@ OCTAVO_API CUresult cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
 
 OCTAVO_API CUresult cuMemAlloc_v2(CUdeviceptr* memory, std::size_t bytes) {
   REQUIRE_CONTEXT();
+  REQUIRE_RELAXED();
   REQUIRE(bytes > 0, CUDA_ERROR_INVALID_VALUE);
   *memory = Memory::all().allocate(Allocation::Kind::device, current()->device, bytes);
   return *memory == 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
@@ -191,6 +204,7 @@ OCTAVO_API CUresult cuMemAlloc_v2(CUdeviceptr* memory, std::size_t bytes) {
 
 OCTAVO_API CUresult cuMemAllocManaged(CUdeviceptr* memory, std::size_t bytes, unsigned flags) {
   REQUIRE_CONTEXT();
+  REQUIRE_RELAXED();
   REQUIRE(bytes > 0 && flags == 1, CUDA_ERROR_INVALID_VALUE);
   *memory = Memory::all().allocate(Allocation::Kind::managed, current()->device, bytes);
   return *memory == 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
@@ -198,11 +212,13 @@ OCTAVO_API CUresult cuMemAllocManaged(CUdeviceptr* memory, std::size_t bytes, un
 
 OCTAVO_API CUresult cuMemFree_v2(CUdeviceptr memory) {
   REQUIRE_CONTEXT();
+  REQUIRE_RELAXED();
   return Memory::all().free(memory, /*is_host=*/false) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 OCTAVO_API CUresult cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
   REQUIRE_CONTEXT();
+  REQUIRE_RELAXED();
   REQUIRE(bytes > 0, CUDA_ERROR_INVALID_VALUE);
   *memory = reinterpret_cast<void*>(Memory::all().allocate(Allocation::Kind::host, current()->device, bytes));
   return *memory == nullptr ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
@@ -210,6 +226,7 @@ OCTAVO_API CUresult cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
 
 OCTAVO_API CUresult cuMemFreeHost(void* memory) {
   REQUIRE_CONTEXT();
+  REQUIRE_RELAXED();
   const bool is_known = Memory::all().free(reinterpret_cast<CUdeviceptr>(memory), /*is_host=*/true);
   return is_known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -245,11 +262,13 @@ OCTAVO_API CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned flags,
 
 OCTAVO_API CUresult cuStreamQuery(CUstream stream) {
   REQUIRE_CONTEXT();
+  REQUIRE_RELAXED();
   return behind(stream)->queue.is_idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 OCTAVO_API CUresult cuStreamSynchronize(CUstream stream) {
   REQUIRE_CONTEXT();
+  REQUIRE_RELAXED();
   behind(stream)->queue.wait();
   return behind(stream)->context->has_failed ? CUDA_ERROR_LAUNCH_FAILED : CUDA_SUCCESS;
 }
@@ -284,12 +303,14 @@ OCTAVO_API CUresult cuEventRecord(CUevent event, CUstream stream) {
 
 OCTAVO_API CUresult cuEventQuery(CUevent event) {
   REQUIRE_CONTEXT();
+  REQUIRE_RELAXED();
   const std::lock_guard lock(event->mutex);
   return !event->mark || event->mark->is_reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 OCTAVO_API CUresult cuEventSynchronize(CUevent event) {
   REQUIRE_CONTEXT();
+  REQUIRE_RELAXED();
   const auto mark = [&] {
     const std::lock_guard lock(event->mutex);
     return event->mark;
@@ -312,6 +333,7 @@ OCTAVO_API CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUeve
 /// The image is what nvrtc.cpp made: the number of bytes of a shared library, and the library.
 OCTAVO_API CUresult cuModuleLoadData(CUmodule* module, const void* image) {
   REQUIRE_CONTEXT();
+  REQUIRE_RELAXED();
   std::uint64_t bytes = 0;
   std::memcpy(&bytes, image, sizeof bytes);
   void* const library = loaded(static_cast<const char*>(image) + sizeof bytes, bytes);
@@ -323,6 +345,7 @@ OCTAVO_API CUresult cuModuleLoadData(CUmodule* module, const void* image) {
 
 OCTAVO_API CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
   REQUIRE_CONTEXT();
+  REQUIRE_RELAXED();
   const auto symbol = [&](const char* suffix) { return dlsym(module->library, (std::string(name) + suffix).c_str()); };
   REQUIRE(symbol("_call") != nullptr, CUDA_ERROR_NOT_FOUND);
   const std::size_t* const bytes = reinterpret_cast<const std::size_t* (*)()>(symbol("_parameter_bytes"))();

@@ -38,9 +38,11 @@ class EmulatorTest : public testing::Test {
     ASSERT_EQ(cuda_.cuDevicePrimaryCtxRetain.result(&context_, 0), CUDA_SUCCESS);
     ASSERT_EQ(cuda_.cuDevicePrimaryCtxRetain.result(&other_, 1), CUDA_SUCCESS);
     ASSERT_EQ(cuda_.cuCtxPushCurrent_v2.result(context_), CUDA_SUCCESS);
+    ASSERT_EQ(cuda_.cuThreadExchangeStreamCaptureMode.result(&capture_mode_), CUDA_SUCCESS);
     ASSERT_EQ(cuda_.cuStreamCreateWithPriority.result(&stream_, 1, 0), CUDA_SUCCESS);
   }
   void TearDown() override {
+    cuda_.cuThreadExchangeStreamCaptureMode.result(&capture_mode_);
     CUcontext popped = nullptr;
     while (cuda_.cuCtxPopCurrent_v2.result(&popped) == CUDA_SUCCESS) continue;
   }
@@ -93,6 +95,7 @@ class EmulatorTest : public testing::Test {
   Driver cuda_;
   Nvrtc nvrtc_;
   CUcontext context_ = nullptr, other_ = nullptr;
+  int capture_mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED; then that of the thread
   CUstream stream_ = nullptr;
 };
 
@@ -182,6 +185,16 @@ TEST_F(EmulatorTest, AnEventIsOfItsDevice) {
   EXPECT_EQ(cuda_.cuEventQuery.result(event), CUDA_SUCCESS);  // never recorded
   cuda_.cuCtxPushCurrent_v2.result(other_);
   EXPECT_EQ(cuda_.cuEventRecord.result(event, nullptr), CUDA_ERROR_INVALID_HANDLE);
+}
+
+TEST_F(EmulatorTest, AThreadThatIsNotRelaxedMayDisturbNoCapture) {
+  int mode = 0;
+  ASSERT_EQ(cuda_.cuThreadExchangeStreamCaptureMode.result(&mode), CUDA_SUCCESS);
+  CUdeviceptr memory = 0;
+  EXPECT_EQ(cuda_.cuMemAlloc_v2.result(&memory, 100), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  EXPECT_EQ(cuda_.cuStreamQuery.result(stream_), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  cuda_.cuThreadExchangeStreamCaptureMode.result(&mode);
+  EXPECT_EQ(cuda_.cuStreamQuery.result(stream_), CUDA_SUCCESS);
 }
 
 TEST_F(EmulatorTest, RangesOutsideOfAnAllocationAreRefused) {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device that `octavo train` chooses, and how it reports that."""
 
+import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -89,19 +90,22 @@ def test_kernels_for_xpu_are_those_of_sycl(detection):
 class Peers:
     """Ranks of which each has named a host and a device."""
 
-    def __init__(self, *places: tuple[str, str]) -> None:
-        self.places, self.size = list(places), len(places)
+    def __init__(self, *others: tuple[str, str]) -> None:
+        self.others, self.size = list(others), 1 + len(others)
 
     def gather(self, own: tuple[str, str]) -> list[tuple[str, str]]:
-        return self.places
+        return [own, *self.others]
 
 
 def test_ranks_that_share_a_gpu_take_gloo_which_nccl_would_refuse(detection):
+    """Where each rank sees only its own GPU, all of them call it cuda:0."""
+    here = socket.gethostname()
     detection.setattr(CUDA_Accelerator, "is_available", lambda self: True)
+    detection.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="first"))
     gpu = torch.device("cuda", 0)
-    assert devices.collectives_for(gpu, Peers(("a", "cuda:0"), ("a", "cuda:1"))) == "cpu:gloo,cuda:nccl"
-    assert devices.collectives_for(gpu, Peers(("a", "cuda:0"), ("b", "cuda:0"))) == "cpu:gloo,cuda:nccl"
-    assert devices.collectives_for(gpu, Peers(("a", "cuda:0"), ("a", "cuda:0"))) == "gloo"
+    assert devices.collectives_for(gpu, Peers((here, "second"))) == "cpu:gloo,cuda:nccl"
+    assert devices.collectives_for(gpu, Peers((f"not {here}", "first"))) == "cpu:gloo,cuda:nccl"
+    assert devices.collectives_for(gpu, Peers((here, "first"))) == "gloo"
 
 
 def test_ranks_of_a_machine_take_turns_over_its_devices(detection):
