@@ -53,6 +53,7 @@ void Compressor::load_world(const std::vector<CompressorState>& world) {
 /// Takes all but the tensors, which are loaded already.
 void Compressor::continue_from(const CompressorState& state) {
   was_loaded_ = true;
+  momenta_.was_loaded();
   residuals_are_of_momenta_ = state.of_momenta;
   step_ = state.step;
   seed_ = state.seed;

@@ -27,7 +27,7 @@ void Compressor::begin_step_of(Exchange exchange) {
     parameter.power = 0;
     if (measures_) parameter.loss = {};
   }
-  momenta_.forget_sample();
+  momenta_.begin_step();
   verdict_.begin_step();
   schedules_.begin_step();
   clips_.begin_step();

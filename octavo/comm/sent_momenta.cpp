@@ -69,7 +69,7 @@ void SentMomenta::keep_updates(const std::map<std::string, at::Tensor>& precondi
     substitutes[index] = {true, {}, preconditioner};
   }
   for (std::size_t i = 0; i < substitutes.size(); ++i) {  // what codes left out of a gradient is not owed to an update
-    const bool sent_gradients = any() && !sends(i);
+    const bool sent_gradients = any() && !sends(i) && !has_loaded_;
     if (substitutes[i].is_sent && sent_gradients) state_.clear_except(i, {kOwnMomentum, kOwnUpdate});
   }
   begin(Kind::updates, std::move(substitutes), {beta, beta});
@@ -80,11 +80,21 @@ void SentMomenta::begin(Kind kind, std::vector<Substitute> substitutes, OwnBetas
   kind_ = is_any ? kind : Kind::none;
   substitutes_ = std::move(substitutes);
   betas_ = betas;
+  if (!has_loaded_) drop_unsent();
+  choose_sample();
+}
+
+void SentMomenta::begin_step() {
+  sample_.values = at::Tensor();
+  if (std::exchange(has_loaded_, false)) drop_unsent();
+}
+
+/// Drops what is a rank's own of parameters of which nothing of its own is sent.
+void SentMomenta::drop_unsent() {
   for (std::size_t i = 0; i < substitutes_.size(); ++i) {
     if (!sends_own(i)) state_.at(i, kOwnMomentum).clear();
     if (!keeps_updates(i)) state_.at(i, kOwnUpdate).clear();
   }
-  choose_sample();
 }
 
 void SentMomenta::choose_sample() {

@@ -79,7 +79,10 @@ class SentMomenta {
   /// Makes the averages of updates the updates that all ranks have, if the step is finite in the end.
   void keep_averages(const at::Tensor& values, std::span<const Slot> slots);
 
-  void forget_sample() { sample_.values = at::Tensor(); }
+  /// Says that the state has been loaded. Until the next step nothing of it is dropped: what it has may be of
+  /// parameters that are named only when the optimizer's own state is loaded, too.
+  void was_loaded() { has_loaded_ = true; }
+  void begin_step();
   void take_sample(const at::Tensor& bucket, std::span<const Slot> slots);
   const Sample& sample() const { return sample_; }
 
@@ -101,6 +104,7 @@ class SentMomenta {
   };
 
   void begin(Kind kind, std::vector<Substitute> substitutes, OwnBetas betas);
+  void drop_unsent();
   void choose_sample();
   void require_fits(std::size_t parameter, const at::Tensor& tensor, const char* where) const;
   OwnUpdate own_update(std::size_t parameter);
@@ -113,6 +117,7 @@ class SentMomenta {
   std::vector<Substitute> substitutes_;  // by parameter
   OwnBetas betas_ = {};                  // both are equal, except for own momenta
   Sample sample_;
+  bool has_loaded_ = false;  // since the last begin_step()
 };
 
 }  // namespace octavo

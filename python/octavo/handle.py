@@ -24,7 +24,7 @@ from octavo.handle_state import (
     states_of_one_run,
 )
 from octavo.hooks import OwnHook
-from octavo.optim.base import unwrapped
+from octavo.optim.base import outside_of_inference, unwrapped
 from octavo.optim.clipping import clip_factor, clip_gradients, require_max_norm
 from octavo.optim.joined import JoinedOptimizer, require_no_momentum
 from octavo.parameters import memory_orders, require_kernels, require_memory_orders
@@ -186,6 +186,7 @@ class Handle(SendsMomenta):
         }
         return state | tensors
 
+    @outside_of_inference
     def load_state_dict(self, state: State | Sequence[State]) -> None:
         """Restores residuals, the step and the seed. ``state``: what this rank saved, or a list of what all ranks
         saved.

@@ -3,10 +3,10 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from octavo import _C
 from octavo.parameters import dense_strides
@@ -26,7 +26,7 @@ class SendsMomenta:
         self._parameters = dict(parameters)
         self._delivered = delivered
         self._scaler = scaler
-        self._guards: list[Any] = []
+        self._guards: dict[nn.Parameter, RemovableHandle] = {}
 
     def set_momentum(self, momenta: Mapping[nn.Parameter, tuple[Tensor, Tensor]], beta: float) -> None:
         """From now on averages ``beta * m + (1 - beta) * P * gradient`` of these parameters instead of gradients.
@@ -123,12 +123,15 @@ class SendsMomenta:
         return {parameter: all_names[parameter] for parameter in parameters}
 
     def _guard_all(self, name_of: Mapping[nn.Parameter, str]) -> None:
-        """Guards these parameters and no others."""
-        for guard in self._guards:
-            guard.remove()
-        self._guards = [self._guard(*pair) for pair in name_of.items()]
+        """Guards these parameters and no others. A guard that there is stays, with what it knows: a schedule of betas
+        names the parameters anew in every step."""
+        for parameter in self._guards.keys() - name_of.keys():
+            self._guards.pop(parameter).remove()
+        for parameter, name in name_of.items():
+            if parameter not in self._guards:
+                self._guards[parameter] = self._guard(parameter, name)
 
-    def _guard(self, parameter: nn.Parameter, name: str) -> Any:
+    def _guard(self, parameter: nn.Parameter, name: str) -> RemovableHandle:
         """Makes a backward pass raise RuntimeError if it would add a gradient to a momentum: the sum could not be
         separated again."""
         # A hook must not refer to what refers to its parameter: the garbage collector does not see through C++.

@@ -259,7 +259,8 @@ def broadcast_from_rank_0(tensors: Iterable[Tensor], group: dist.ProcessGroup) -
     source = dist.get_global_rank(group, 0)
     for tensor in tensors:
         ours = tensor.detach()
-        lies_apart = not ours.is_contiguous() or ours.numel() == 1  # a single element may have any stride
+        # a single element may have any stride, and the values of a lazy view are not what its memory has
+        lies_apart = not ours.is_contiguous() or ours.numel() == 1 or ours.is_conj() or ours.is_neg()
         sent = ours.new_empty(ours.shape).copy_(ours) if lies_apart else ours
         dist.broadcast(sent.view(-1).view(torch.uint8), source, group=group)
         if lies_apart:

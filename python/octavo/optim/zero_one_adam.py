@@ -299,7 +299,10 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
                 yield ParameterStep(parameter, self.state.get(parameter, {}), group, lr, weight_decay)
 
     def _known(self) -> Iterator[ParameterStep]:
-        return (one for one in self._parameter_steps() if one.is_known)
+        """Yields the parameters whose variance is known, without those that were frozen before octavo.compress: their
+        states stay as they are."""
+        sends_all = self._handle is None
+        return (one for one in self._parameter_steps() if one.is_known and (sends_all or one.parameter in self._sent))
 
     def _with_gradients(self) -> list[ParameterStep]:
         return [one for one in self._parameter_steps() if one.parameter.grad is not None]
@@ -461,9 +464,10 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             return
         self._must_restore = False
         own = self._own()
-        for one in self._known():
-            if "anchor" in one.state:
-                one.parameter.copy_(one.state["anchor"].float() - own[one.parameter][1])
+        for one in self._parameter_steps():
+            if one.is_known and "anchor" in one.state:
+                update = own[one.parameter][1] if one.parameter in own else 0.0  # one that is frozen has none
+                one.parameter.copy_(one.state["anchor"].float() - update)
 
     # ---- state
 

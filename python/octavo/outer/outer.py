@@ -18,7 +18,7 @@ from octavo import _C
 from octavo._C import Plan
 from octavo.arguments import require_seed
 from octavo.hooks import OwnHook, remove_after
-from octavo.optim.base import of_itself
+from octavo.optim.base import of_itself, outside_of_inference
 from octavo.outer.buffers import FiniteBuffers
 from octavo.outer.checks import (
     plan_of,
@@ -162,6 +162,7 @@ class Outer(Optimizer):
         self._require_alike(rendezvous, table)
         options = _C.OuterOptions(**self._options)
         _C.Outer.require(self._plan, table, options)
+        rendezvous.exchange("")  # so that a rank that was refused here lets the others end in time
         broadcast_from_rank_0([*self._model.parameters(), *self._model.buffers()], group)
         self._finite_buffers = FiniteBuffers(self._model)
         self._outer = _C.Outer(rendezvous.connect(), timeout_s, self._plan, table, options, self._seed)
@@ -274,13 +275,14 @@ class Outer(Optimizer):
         self._require_exchanged("count_step")
         self._count_step()
 
+    @outside_of_inference
     def _count_step(self) -> None:
         self._opt_called = True  # which schedules of the learning rate ask for
         with _failed_rounds_explained("step"):
             skipped = self._outer.after_step()
-        self._warn_of_skipped(skipped, "step", "where its round began", stacklevel=4)
+        self._warn_of_skipped(skipped, "step", "where its round began", stacklevel=5)
         if self._outer.steps % self.every == 0:
-            self._remember_buffers(stacklevel=4)
+            self._remember_buffers(stacklevel=5)
 
     def _watched(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
         def watched() -> Tensor:
@@ -300,13 +302,14 @@ class Outer(Optimizer):
                         f"model and the optimizer have everything that is trained"
                     )
 
+    @outside_of_inference
     def synchronize(self) -> None:
         """Makes a round at once. Afterwards all ranks have the same parameters: the anchor's. Call it on all ranks,
         which may have made different numbers of steps since they sent their last round."""
         self._require_own("synchronize")
         with _failed_rounds_explained("synchronize"):
             skipped = self._outer.synchronize()
-        self._warn_of_skipped(skipped, "synchronize", "the anchor", stacklevel=3)
+        self._warn_of_skipped(skipped, "synchronize", "the anchor", stacklevel=4)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
@@ -446,6 +449,7 @@ class Outer(Optimizer):
         options = {name: self._options[name] for name in ("every", "delay", "fragments", "mix", "spread")}
         return options | dict(momentum=self.momentum > 0 or self.spread, seed=self._seed, plan=str(self.plan))
 
+    @outside_of_inference
     def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Restores what this rank saved, or a list of what the ranks of any world saved: in any order, but the same
         list on all ranks.
@@ -467,8 +471,8 @@ class Outer(Optimizer):
         if is_own:
             require_of_rank(state_dict, self._rank, self._size)
         size, first = int(states[0]["world_size"]), states[0]
-        place = (first["positions"], int(first["step"]))
         own, added, before = by_rank.get(self._rank), {}, self.inner.state_dict()
+        place = ((own or first)["positions"], int(first["step"]))  # ranks may have made other numbers of steps
         like = own or states[self._rank % len(states)]
         try:
             self.inner.load_state_dict(like["inner"])

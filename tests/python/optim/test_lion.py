@@ -406,6 +406,20 @@ def accumulate(rank: int) -> None:
         assert digest(model) == digest(twin)
 
 
+def forget_zero_grad(rank: int) -> None:
+    model, _, optimizer = wrap("lion")
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=50)  # changes betas in every step
+    with pytest.raises(RuntimeError, match="holds the averaged momentum of an earlier backward pass"):
+        for step in range(3):
+            model(*gradients_of(rank, step)).backward()
+            optimizer.step()
+            schedule.step()
+
+
+def test_a_forgotten_zero_grad_is_seen_while_betas_change(two_ranks):
+    two_ranks.run(forget_zero_grad)
+
+
 def test_accumulated_gradients_are_voted_on_once(two_ranks):
     two_ranks.run(accumulate)
 

@@ -10,11 +10,14 @@ import pickle
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_runs import Odd, batch_of, digest
+from ddp_runs import Odd, Switch, batch_of, digest
 from lion_runs import Given, gradients_of
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from train_runs import solo_world
 from zero_one_runs import KINDS, build, run_step, wrap
+
+import octavo
 
 
 def test_the_state_goes_round_and_a_copy_is_whole():
@@ -96,6 +99,71 @@ def test_resuming_between_two_syncs_gives_the_same_bits(two_ranks, stop):
     ends = [of_rank[-1] for of_rank in two_ranks.run(resume, "sign+ef", stop)]
     assert ends == [of_rank[-1] for of_rank in two_ranks.run(resume, "sign+ef", None)]
     assert two_ranks.run(resume, "int4+ef", stop) == two_ranks.run(resume, "int4+ef", None)
+
+
+def wrap_switch():
+    torch.manual_seed(0)
+    model, handle, optimizer = wrap("sign+ef", Switch(), {"find_unused_parameters": True})
+
+    def step(rank: int, number: int, use_b: bool) -> None:
+        optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(100 * number + rank)
+        model(torch.randn(8, 64, generator=generator), use_b).square().mean().backward()
+        optimizer.step()
+
+    return model, handle, optimizer, step
+
+
+def load_into_a_run_that_has_begun(rank: int, handle_first: bool) -> str:
+    """The run has made a step without the layer b, of which the saved state has momenta, updates and residuals."""
+    model, handle, optimizer, step = wrap_switch()
+    for number in range(13):
+        step(rank, number, True)
+    assert KINDS[12] == "l"
+    saved = copy.deepcopy((model.module.state_dict(), optimizer.state_dict(), handle.state_dict()))
+    model, handle, optimizer, step = wrap_switch()
+    step(rank, 0, False)
+    both = list(zip((model.module, optimizer, handle), saved, strict=True))
+    for one, state in reversed(both) if handle_first else both:
+        one.load_state_dict(state)
+    for number in range(13, 18):
+        step(rank, number, True)
+    return digest(model)
+
+
+def test_states_are_loaded_in_any_order_into_a_run_that_has_begun(two_ranks):
+    assert two_ranks.run(load_into_a_run_that_has_begun, True) == two_ranks.run(load_into_a_run_that_has_begun, False)
+
+
+def freeze_a_layer(rank: int, joins_first: bool) -> str:
+    model, _, optimizer, step = wrap_switch()
+    for number in range(13):
+        step(rank, number, True)
+    saved = copy.deepcopy((model.module.state_dict(), optimizer.state_dict()))
+    module = Switch()
+    module.a.requires_grad_(False)
+    optimizer = build(module.parameters())
+    if joins_first:
+        model = DistributedDataParallel(module)
+        octavo.compress(model, "sign+ef", optimizer=optimizer)
+    module.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    if not joins_first:
+        model = DistributedDataParallel(module)
+        octavo.compress(model, "sign+ef", optimizer=optimizer)
+    for _ in range(13, 24):
+        optimizer.zero_grad()
+        model(torch.ones(8, 64), True).square().mean().backward()
+        optimizer.step()
+    assert torch.equal(module.a.weight, optimizer.state[module.a.weight]["anchor"])
+    assert not torch.equal(module.b.weight, saved[0]["b.weight"])
+    return digest(model)
+
+
+def test_a_state_is_taken_on_where_a_layer_is_frozen_since(two_ranks):
+    for joins_first in (True, False):
+        ours, theirs = two_ranks.run(freeze_a_layer, joins_first)
+        assert ours == theirs
 
 
 def save(rank: int, steps: int) -> tuple[dict, dict, dict]:

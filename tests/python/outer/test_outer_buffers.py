@@ -21,6 +21,7 @@ def buffers_of_any_dtype(rank: int) -> list[torch.Tensor]:
     for i, dtype in enumerate((torch.int16, torch.uint16, torch.float8_e4m3fn, torch.bool, torch.complex64)):
         model.register_buffer(f"buffer{i}", torch.full((2, 3), rank + 1).to(dtype))
     model.register_buffer("transposed", torch.full((2, 3), rank + 1, dtype=torch.int16).t())
+    model.register_buffer("conjugate", torch.full((2, 3), 1j * rank + 1, dtype=torch.complex64).conj())
     model.register_buffer("number", torch.tensor(rank + 1, dtype=torch.int16))
     train(rank, 0, model)
     return [buffer.to(torch.complex64) for name, buffer in model.named_buffers() if name != "count"]
@@ -28,7 +29,7 @@ def buffers_of_any_dtype(rank: int) -> list[torch.Tensor]:
 
 def test_buffers_of_any_dtype_are_sent_around(two_ranks):
     for buffers in two_ranks.run(buffers_of_any_dtype):
-        assert len(buffers) == 7
+        assert len(buffers) == 8
         assert all(torch.equal(buffer, torch.ones_like(buffer)) for buffer in buffers)
 
 
@@ -130,3 +131,23 @@ def test_buffers_with_infinities_of_their_own_are_left_alone_and_new_ones_are_ta
     for one in (expected, model):
         assert one.counts.tolist() == pytest.approx([math.log(7)] * 8)
         assert torch.equal(one.mask, torch.full((8, 8), -math.inf).triu(1))
+
+
+class Normalized(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(8, 8), nn.BatchNorm1d(8))
+
+
+def test_what_is_kept_can_be_made_in_inference_mode():
+    """As by an evaluation that begins a run, or by a load inside of it."""
+    with solo_world():
+        model = Normalized()
+        outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), "dense", every=2)
+        with torch.inference_mode():
+            outer.synchronize()
+            outer.load_state_dict(copy.deepcopy(outer.state_dict()))
+        for _ in range(4):
+            outer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            outer.step()
+        assert outer.stats()["rounds"] >= 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 import warnings
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from outer_runs import Net, give_gradients, train, values_of
+from patience import PATIENCE
 from torch import nn
 from train_runs import solo_world
 
@@ -170,6 +172,24 @@ def unlike_models_that_were_refused(rank: int) -> list[bool]:
 
 def test_a_model_is_not_changed_where_arguments_are_refused(two_ranks):
     assert two_ranks.run(unlike_models_that_were_refused) == [[True] * 4] * 2
+
+
+def refused_on_one_rank(rank: int) -> tuple[str, float]:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    if rank == 1:
+        model[1].weight.data = model[0].weight.data
+    began = time.monotonic()
+    with pytest.raises((ValueError, TimeoutError)) as caught:
+        octavo.Outer(model, torch.optim.SGD(model.parameters()), timeout_s=3)
+    return str(caught.value), time.monotonic() - began
+
+
+def test_a_refusal_on_one_rank_ends_the_others_in_time(two_ranks):
+    """The group's own limit is longer."""
+    (ours, took_s), (theirs, _) = two_ranks.run(refused_on_one_rank)
+    assert "memory" in theirs
+    assert "rank 1 did not come within 3 s" in ours
+    assert took_s < 10 * PATIENCE
 
 
 def test_a_model_that_averages_gradients_already_is_refused():

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import octavo
@@ -113,3 +114,29 @@ def test_ranks_that_have_drifted_by_other_parts_of_a_momentum_have_one_anchor(tw
     ours, theirs = two_ranks.run(end_with_a_spread_momentum, steps, delay)
     assert ours == theirs
     assert ours[0][0] > 1
+
+
+def go_on_after_other_steps(rank: int, path: str, order: list[int] | None) -> list[float]:
+    """Rank 1 has made a step more when both synchronize. Rank 0 makes it then, so that both are in the same step, and
+    only rank 0 has moved since the anchor."""
+    model, outer = steady_outer("dense")
+    make_steps(model, outer, 1 + rank)
+    outer.synchronize()
+    make_steps(model, outer, 1 - rank)
+    if order is not None:
+        torch.save((outer.state_dict(), model.state_dict()), f"{path}/{rank}")
+        dist.barrier()
+        saved = [torch.load(f"{path}/{number}", weights_only=False) for number in range(2)]
+        model, outer = steady_outer("dense")
+        model.load_state_dict(saved[rank][1])
+        outer.load_state_dict([saved[number][0] for number in order])
+    outer.synchronize()
+    make_steps(model, outer, 4)
+    return model.weight.flatten()[:3].tolist()
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_a_list_of_states_has_each_ranks_own_position(two_ranks, tmp_path, order):
+    assert two_ranks.run(go_on_after_other_steps, str(tmp_path), order) == two_ranks.run(
+        go_on_after_other_steps, str(tmp_path), None
+    )
