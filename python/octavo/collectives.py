@@ -65,6 +65,21 @@ def all_reduce(
     the ranks' arguments differ, the tensor stays as it was. After any other TimeoutError or RuntimeError its content is
     undefined. Once the call has failed on all ranks of the group, in whatever way, their next call connects them anew.
     """
+    group = as_group(group, "collectives.all_reduce")
+    try:
+        plan = _checked_plan(tensor, plan, op, seed, timeout_s)
+    except Exception:
+        _channel(group).disconnect()
+        raise
+    future = _channel(group).submit(group, tensor, plan, op == dist.ReduceOp.AVG, seed, timeout_s)
+    if async_op:
+        return PendingAllReduce(future)
+    future.result()
+    return None
+
+
+def _checked_plan(tensor: Tensor, plan: str | Plan, op: dist.ReduceOp, seed: int, timeout_s: float) -> Plan:
+    """Returns the plan. Raises ValueError or TypeError for arguments of ``all_reduce`` that make no sense."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"[collectives.all_reduce] expected a tensor, got {type(tensor).__name__}")
     if is_sharded(tensor) or tensor.is_meta:
@@ -72,15 +87,9 @@ def all_reduce(
         raise TypeError(f"[collectives.all_reduce] expected a tensor of this rank's own values, got {kind}")
     if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
         raise ValueError(f"[collectives.all_reduce] expected op SUM or AVG, got {op}")
-    plan = as_plan(plan)
     require_seed(seed, "collectives.all_reduce")
-    group = as_group(group, "collectives.all_reduce")
     require_timeout(timeout_s, "collectives.all_reduce")
-    future = _channel(group).submit(group, tensor, plan, op == dist.ReduceOp.AVG, seed, timeout_s)
-    if async_op:
-        return PendingAllReduce(future)
-    future.result()
-    return None
+    return as_plan(plan)
 
 
 class _Channel:
@@ -100,6 +109,14 @@ class _Channel:
     ) -> "Future[None]":
         # The tensor is in a list, which the call empties: the queue holds its arguments for a moment after the call.
         return self._queue.submit(self._run, group, _mark(tensor), [tensor.detach()], plan, average, seed, timeout_s)
+
+    def disconnect(self) -> None:
+        """Makes the next call connect anew, because this one was refused: ranks whose arguments are right wait in vain,
+        and then connect anew, too."""
+        self._queue.submit(self._drop)  # behind the calls that were made before
+
+    def _drop(self) -> None:
+        self._backend = None
 
     def _run(
         self,
@@ -121,8 +138,8 @@ class _Channel:
             self._calls += 1
             with torch.inference_mode(tensor.is_inference()):  # the mode of the caller's thread
                 _C.all_reduce(tensor, plan, self._backend, average, timeout_s, self._calls, seed)
-        except BaseException:  # a wrong argument, too: ranks with right ones have waited in vain and connect anew
-            self._backend = None
+        except BaseException:  # a wrong argument, too, as in disconnect()
+            self._drop()
             raise
 
 

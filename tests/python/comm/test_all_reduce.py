@@ -278,19 +278,20 @@ def test_a_rank_that_did_not_come_meets_the_others_at_the_next_call(two_ranks):
     assert two_ranks.run(miss_a_meeting) == [[3.0] * 10] * 2
 
 
-def give_a_wrong_dtype(rank: int) -> list[float]:
+def give_a_wrong_argument(rank: int, dtype: torch.dtype, plan: str) -> list[float]:
     octavo.all_reduce(torch.ones(8), "int8")
-    wrong = torch.ones(8, dtype=torch.int64 if rank == 1 else torch.float32)
-    with pytest.raises(TypeError if rank == 1 else (RuntimeError, TimeoutError)):
-        octavo.all_reduce(wrong, "int8", timeout_s=5.0)
+    arguments = (torch.ones(8, dtype=dtype), plan) if rank == 1 else (torch.ones(8), "int8")
+    with pytest.raises((TypeError, ValueError) if rank == 1 else (RuntimeError, TimeoutError)):
+        octavo.all_reduce(*arguments, timeout_s=3.0)
     dist.barrier()
     tensor = torch.full((8,), rank + 1.0)
     octavo.all_reduce(tensor, "dense", timeout_s=20.0)
     return tensor.tolist()
 
 
-def test_a_rank_that_gave_a_wrong_argument_meets_the_others_at_the_next_call(two_ranks):
-    assert two_ranks.run(give_a_wrong_dtype) == [[3.0] * 8] * 2
+@pytest.mark.parametrize("dtype,plan", [(torch.int64, "int8"), (torch.float32, "int8+ef"), (torch.float32, "int99")])
+def test_a_rank_that_gave_a_wrong_argument_meets_the_others_at_the_next_call(two_ranks, dtype, plan):
+    assert two_ranks.run(give_a_wrong_argument, dtype, plan) == [[3.0] * 8] * 2
 
 
 def test_without_a_process_group_there_is_a_sentence():
