@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from octavo import _C
 from octavo._C import Plan
@@ -26,6 +25,7 @@ from octavo.outer.checks import (
     require_numbers,
     require_unwrapped,
 )
+from octavo.outer.inner import StepsOfInner
 from octavo.outer.rates import outer_rates, warning_of_few_rounds
 from octavo.outer.state import SCHEMA, is_finite, require_of_rank, states_by_rank, states_of
 from octavo.parameters import Exempt, exempt_by_name, memory_orders, not_trained, plain_name, saved_buffers
@@ -39,7 +39,7 @@ from octavo.rendezvous import (
 )
 
 
-class Outer(Optimizer):
+class Outer(StepsOfInner):
     """An optimizer with which ranks train by steps of their own, and come together every ``every`` steps.
 
     >>> outer = octavo.Outer(model, torch.optim.AdamW(model.parameters()), plan="sign+ef", every=20)
@@ -122,7 +122,6 @@ class Outer(Optimizer):
         steps: int | None = None,
         timeout_s: float = 300.0,
     ):
-        # Optimizer's own __init__ is not called: parameters, groups and state are the inner optimizer's.
         require_plain_model(model, "outer.Outer")
         if isinstance(inner_optimizer, Outer):
             raise ValueError(
@@ -213,59 +212,18 @@ class Outer(Optimizer):
         """Whether ranks move along the momentum after each of their steps."""
         return self._options["spread"]
 
-    # ---- an optimizer
-
-    #: Tells a GradScaler that ``step`` divides gradients by the scale, and leaves out steps whose gradients have a NaN.
-    _step_supports_amp_scaling = True
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of the inner optimizer; ``state`` and ``defaults`` are the inner optimizer's, too."""
-        return self.inner.param_groups
-
-    @property
-    def state(self) -> Any:
-        return self.inner.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        return self.inner.defaults
+    # ---- steps
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Any:
         """Makes a step of the inner optimizer, and a round where one is due. Returns what the inner optimizer's
         ``step`` returns. Under a ``GradScaler``, whose ``step`` takes this object, a step that the scaler leaves out on
         this rank counts, too."""
-        try:
+        with self._scaled_step():
             self._require_own("step")
             self._require_exchanged("step")
-            result = None if float(getattr(self, "found_inf", 0.0)) else self._step_unscaled(closure)
+            result = self._step_inner(None if closure is None else self._watched(closure))
             self._count_step()
             return result
-        except BaseException:
-            # What a GradScaler has set for this step, and takes away only after a step that raises no error.
-            for name in ("grad_scale", "found_inf"):
-                self.__dict__.pop(name, None)
-            raise
-
-    def _step_unscaled(self, closure: Callable[[], Tensor] | None) -> Any:
-        """Makes a step of the inner optimizer by gradients that are divided by the scale of a GradScaler, where one has
-        called ``step``. Where that raises, they are scaled again, as the GradScaler goes on to believe."""
-        scale = getattr(self, "grad_scale", None)
-        if scale is not None:
-            self._multiply_gradients(float(scale.double().reciprocal()))
-        try:
-            return self.inner.step() if closure is None else self.inner.step(self._watched(closure))
-        except BaseException:
-            if scale is not None:
-                self._multiply_gradients(float(scale))
-            raise
-
-    @torch.no_grad()
-    def _multiply_gradients(self, factor: float) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
 
     def count_step(self) -> None:
         """Counts a step that the caller made with the inner optimizer, or left out; ``step()`` makes a step and counts
@@ -310,30 +268,6 @@ class Outer(Optimizer):
         with _failed_rounds_explained("synchronize"):
             skipped = self._outer.synchronize()
         self._warn_of_skipped(skipped, "synchronize", "the anchor", stacklevel=4)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.inner.zero_grad(set_to_none)
-
-    def register_step_pre_hook(self, hook: Callable) -> RemovableHandle:
-        """Registers a hook that is called before the inner optimizer's step, as ``register_step_post_hook`` does after
-        it."""
-        return self.inner.register_step_pre_hook(hook)
-
-    def register_step_post_hook(self, hook: Callable) -> RemovableHandle:
-        return self.inner.register_step_post_hook(hook)
-
-    def register_state_dict_pre_hook(self, *_: Any, **__: Any) -> NoReturn:
-        raise ValueError(
-            "[outer.Outer] its state has another form than an optimizer's: give hooks of states to the inner optimizer"
-        )
-
-    register_state_dict_post_hook = register_state_dict_pre_hook
-    register_load_state_dict_pre_hook = register_load_state_dict_post_hook = register_state_dict_pre_hook
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        raise ValueError(
-            "[outer.add_param_group] what is exchanged is fixed: build the inner optimizer with all groups, then Outer"
-        )
 
     def __repr__(self) -> str:
         return f"Outer(plan='{self.plan}', every={self.every}, lr={self.lr}, momentum={self.momentum}, {self.inner!r})"
