@@ -160,13 +160,15 @@ void bind_compressor(py::module_& m) {
       .def(py::init<bool, std::string>(), py::arg("is_paged") = false, py::arg("directory") = "");
   const StatePaging unpaged;
   py::class_<CompressorState>(m, "CompressorState")
-      .def(py::init<std::map<std::string, at::Tensor>, bool, std::uint64_t, std::uint64_t, double>(),
-           py::arg("tensors"), py::arg("of_momenta"), py::arg("step"), py::arg("seed"), py::arg("usual_factor"))
+      .def(py::init<std::map<std::string, at::Tensor>, bool, std::uint64_t, std::uint64_t, double, std::uint64_t>(),
+           py::arg("tensors"), py::arg("of_momenta"), py::arg("step"), py::arg("seed"), py::arg("usual_factor"),
+           py::arg("unclipped_steps"))
       .def_readonly("tensors", &CompressorState::tensors)
       .def_readonly("of_momenta", &CompressorState::of_momenta)
       .def_readonly("step", &CompressorState::step)
       .def_readonly("seed", &CompressorState::seed)
-      .def_readonly("usual_factor", &CompressorState::usual_factor);
+      .def_readonly("usual_factor", &CompressorState::usual_factor)
+      .def_readonly("unclipped_steps", &CompressorState::unclipped_steps);
   py::class_<Compressor, std::shared_ptr<Compressor>>(m, "Compressor")
       .def(py::init(&make_compressor), py::arg("backend"), py::arg("plan"), py::arg("parameters"), py::arg("timeout_s"),
            py::arg("paging") = unpaged, py::arg("seed") = 0)

@@ -37,12 +37,19 @@ class ClipHistory {
 
   /// The largest of the factors so far, where one from k clips ago is multiplied by 0.9^k; 0 before the first one.
   double usual_factor() const { return usual_factor_; }
-  void set_usual_factor(double factor) { usual_factor_ = factor; }
+  /// The steps with buckets since the last clip.
+  std::uint64_t steps() const { return steps_; }
+  /// Goes on from a saved history.
+  void restore(double usual_factor, std::uint64_t steps) {
+    *this = {};
+    usual_factor_ = usual_factor;
+    steps_ = steps;
+  }
 
  private:
   static constexpr double kOfBurst = 0.5, kFading = 0.9;
   bool has_buckets_ = false, is_counted_ = false;  // the current step; whether steps_ counts it
-  std::uint64_t steps_ = 0;                        // steps with buckets since the last clip
+  std::uint64_t steps_ = 0;
   double usual_factor_ = 0;
 };
 

@@ -52,10 +52,11 @@ struct CompressorState {
   /// By keys such as "worker/NAME" and "momentum/NAME": "ROLE/NAME" of feedback_roles(), kResidual, kMapMemory,
   /// kOwnMomentum and kOwnUpdate. They are on the device where they were last used.
   std::map<std::string, at::Tensor> tensors = {};
-  bool of_momenta = false;  // whether the residuals belong to momenta, not to gradients
-  std::uint64_t step = 0;   // the same on all ranks, as the seed is
-  std::uint64_t seed = 0;   // CompressorOptions
-  double usual_factor = 0;  // ClipHistory::usual_factor
+  bool of_momenta = false;            // whether the residuals belong to momenta, not to gradients
+  std::uint64_t step = 0;             // the same on all ranks, as the seed is
+  std::uint64_t seed = 0;             // CompressorOptions
+  double usual_factor = 0;            // ClipHistory::usual_factor
+  std::uint64_t unclipped_steps = 0;  // ClipHistory::steps
 };
 
 }  // namespace octavo

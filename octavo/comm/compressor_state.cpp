@@ -25,7 +25,7 @@ void Compressor::drop_residuals_of(std::size_t parameter) {
 CompressorState Compressor::state() {
   const std::lock_guard lock(mutex_);
   end_step_locked();
-  return {state_.save(), residuals_are_of_momenta_, step_, seed_, clips_.usual_factor()};
+  return {state_.save(), residuals_are_of_momenta_, step_, seed_, clips_.usual_factor(), clips_.steps()};
 }
 
 void Compressor::load_state(const CompressorState& state) {
@@ -57,7 +57,7 @@ void Compressor::continue_from(const CompressorState& state) {
   residuals_are_of_momenta_ = state.of_momenta;
   step_ = state.step;
   seed_ = state.seed;
-  clips_.set_usual_factor(state.usual_factor);
+  clips_.restore(state.usual_factor, state.unclipped_steps);
 }
 
 OwedByRange Compressor::owed(std::size_t parameter) {

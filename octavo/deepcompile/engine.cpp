@@ -7,6 +7,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <type_traits>
 #include <utility>
 
@@ -90,7 +92,7 @@ void Engine::cleanup() {
   param_registry = std::make_shared<DSParamRegistry>();
   rs_stream_.reset();
   copy_stream_.reset();
-  begins_step_ = true;
+  begins_step_ = sends_ = true;
   is_in_pass_ = has_sent_before_ = ignores_gradients_ = false;
   open_graphs_.clear();
   handed_over_.clear();
@@ -284,8 +286,19 @@ void Engine::order_gradients(long graph_id, const std::vector<long>& expected, b
   auto& reducing = *getExecutor<ReducingExecutor>(graph_id, executors);
   // The connection is that of the gathers, whose order is the same on all ranks. If a rank has made an extra gather,
   // this is detected at the end of the pass.
+  std::map<long, std::int64_t> counts;
+  std::set<at::ScalarType> dtypes;
+  for (const long id : reducing.getParamIds()) {
+    const DSParam& param = param_registry->getParam(id);
+    counts.emplace(id, static_cast<std::int64_t>(productDim(param.getShape())));
+    dtypes.insert(param.getDtype());
+  }
+  // A rank that waits for a bucket with a gradient that another rank lacks has computed those of the next bucket. With
+  // one bucket, or with those of several dtypes, it may have computed one gradient more.
+  const bool has_next = reduce_buckets->isDouble() && dtypes.size() == 1;
+  const std::int64_t most_waiting = has_next ? reduce_buckets->getInitialSize() / 2 : 0;
   reducing.useOrder(
-      std::make_unique<GradientOrder>(new_wire(backend_), graph_id, reducing.getParamIds(), expected, learns));
+      std::make_unique<GradientOrder>(new_wire(backend_), graph_id, counts, expected, learns, most_waiting));
 }
 
 void Engine::unregister_graph(long graph_id) {

@@ -300,6 +300,7 @@ class OCTAVO_API Engine {
   std::set<long> open_graphs_;  // have taken gradients, and their backward pass was not ended
   bool is_in_pass_ = false;
   bool begins_step_ = true;
+  bool sends_ = true;             // the pass under way sends gradients, or did so if it was the last one
   bool has_sent_before_ = false;  // an earlier pass of this step has sent gradients
   bool ignores_gradients_ = false;
   bool divides_first_ = false;

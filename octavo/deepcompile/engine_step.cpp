@@ -62,7 +62,8 @@ void Engine::start_backward(bool update) {
   is_in_pass_ = true;
   if (std::exchange(begins_step_, update)) param_registry->accumulation().forget_averages();
   has_sent_before_ = !param_registry->accumulation().reduced.empty();
-  if (sum_) sum_->begin_pass();
+  sends_ = std::ranges::any_of(executors, [&](const auto& each) { return each.second->sendsIn(update); });
+  if (sum_ && sends_) sum_->begin_pass();  // a step for the plan, which counts those that send
   for (auto& [id, executor] : executors) executor->startBackward(update);
 }
 
@@ -141,20 +142,20 @@ void Engine::give_up_pass() {
   open_graphs_.clear();
   handed_over_.clear();
   if (!std::exchange(is_in_pass_, false)) return;
-  if (sum_) sum_->give_up_pass();
+  if (sum_ && sends_) sum_->give_up_pass();
   forget_sums();
 }
 
 void Engine::drop_gradients() {
   if (is_in_pass_) return give_up_pass();
-  if (sum_) sum_->compressor().drop_step_or_residuals();
+  if (sum_ && sends_) sum_->compressor().drop_step_or_residuals();
   forget_sums();
 }
 
 void Engine::forget_sums() {
   param_registry->accumulation() = {};
   begins_step_ = true;
-  const bool were_several = std::exchange(has_sent_before_, false) || (sum_ && sum_->is_split());
+  const bool were_several = std::exchange(has_sent_before_, false) || (sum_ && sends_ && sum_->is_split());
   if (were_several && sum_) sum_->compressor().drop_residuals();  // the first may have left out what the last has sent
 }
 

@@ -96,8 +96,10 @@ void CustomOpExecutor::blockOnCopies() {
 at::Tensor CustomOpExecutor::allocate(const at::Tensor& gradient, long ds_id) {
   const at::ScalarType dtype = gradient.scalar_type();
   const std::int64_t count = gradient.numel();
-  const auto filled = reduce_buckets_->getBuffer(dtype);
-  const bool has_no_room = filled->getOffset() > 0 && filled->shouldFlush(count);
+  // Not shouldFlush(), which goes by what a bucket has grown to. A rank that gave up a pass has new buckets, and would
+  // send other gradients together than the other ranks do.
+  const std::int64_t used = reduce_buckets_->getBuffer(dtype)->getOffset();
+  const bool has_no_room = used > 0 && count > reduce_buckets_->getInitialSize() - used;
   if (has_no_room || isInBucket(dtype, ds_id)) flushReduceBucket(dtype);
   const auto bucket = reduce_buckets_->getBuffer(dtype);
   bucket->reserve(count);

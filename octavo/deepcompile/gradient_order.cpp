@@ -29,10 +29,18 @@ bool has_bit(const std::uint8_t* bits, std::size_t at) { return (bits[at / 8] >>
 
 }  // namespace
 
-GradientOrder::GradientOrder(std::unique_ptr<Wire> wire, long graph_id, std::vector<long> ids, std::vector<long> first,
-                             bool learns)
-    : wire_(std::move(wire)), graph_id_(graph_id), ids_(std::move(ids)), order_(std::move(first)), learns_(learns) {
-  for (std::size_t i = 0; i < ids_.size(); ++i) indices_.emplace(ids_[i], i);
+GradientOrder::GradientOrder(std::unique_ptr<Wire> wire, long graph_id, const std::map<long, std::int64_t>& counts,
+                             std::vector<long> first, bool learns, std::int64_t most_waiting)
+    : wire_(std::move(wire)),
+      graph_id_(graph_id),
+      order_(std::move(first)),
+      most_waiting_(most_waiting),
+      learns_(learns) {
+  for (const auto& [id, count] : counts) {
+    indices_.emplace(id, ids_.size());
+    ids_.push_back(id);
+    counts_.push_back(count);
+  }
   for (const long id : order_) {
     if (indices_.contains(id)) continue;
     fail(ErrorCode::invalid_argument, "deepcompile.gradient_order", "parameter ", id, " is none of graph ", graph_id_);
@@ -67,8 +75,38 @@ GradientOrder::Turns GradientOrder::take(at::Tensor gradient, long id) {
 
 GradientOrder::Turns GradientOrder::due() {
   Turns turns;
-  while (next_ < order_.size() && waiting_.contains(order_[next_])) turns.push_back(turn_of(order_[next_++]));
+  for (bool goes_on = true; goes_on;) {
+    while (next_ < order_.size() && waiting_.contains(order_[next_])) turns.push_back(turn_of(order_[next_++]));
+    goes_on = gives_up_missing();
+    for (const std::size_t end = goes_on ? first_waiting() : next_; next_ < end;)
+      turns.push_back(turn_of(order_[next_++]));
+  }
   return turns;
+}
+
+/// Returns the place of the first gradient of the order that waits; the end where none does.
+std::size_t GradientOrder::first_waiting() const {
+  std::size_t place = next_;
+  while (place < order_.size() && !waiting_.contains(order_[place])) ++place;
+  return place;
+}
+
+/// Whether to send zeros for the gradients that are missing before the first one that waits. If they come after all,
+/// they are sent beside the expected ones. In the first pass the order is a guess, and a gradient may only be late:
+/// there as much must wait as is missing.
+bool GradientOrder::gives_up_missing() const {
+  if (waiting_.empty()) return false;  // mostly: gradients come in their order
+  std::int64_t missing = 0, waiting = 0, between = 0, span = 0;
+  for (std::size_t place = next_; place < order_.size(); ++place) {
+    const std::int64_t count = counts_[indices_.at(order_[place])];
+    if (!waiting_.contains(order_[place])) {
+      (waiting == 0 ? missing : between) += count;
+      continue;
+    }
+    waiting += count;
+    span = missing + between + waiting;  // up to the last one that waits
+  }
+  return has_learned_ ? span > most_waiting_ : waiting > most_waiting_ && waiting >= missing;
 }
 
 GradientOrder::Turn GradientOrder::turn_of(long id) {
@@ -141,11 +179,17 @@ GradientOrder::RankFlags GradientOrder::read_messages() const {
   return flags;
 }
 
-/// Leaves out of the order what ranks have lacked once: they may lack it again, and all that comes behind it would
-/// wait.
+/// Leaves out of the order what ranks have lacked once, because they may lack it again, and what has come twice after
+/// its zeros, which costs a second transfer. Where something has come so once, the order has changed.
 void GradientOrder::learn(const RankFlags& flags) {
+  bool has_changed = false;
   for (const long id : order_) {
-    if (has_learned_ && !flags.all[indices_.at(id)]) unsteady_.insert(id);
+    if (!has_learned_) break;
+    const std::size_t index = indices_.at(id);
+    const bool is_late = flags.beside[index];
+    const bool is_late_again = is_late && !late_.insert(id).second;
+    if (!flags.all[index] || is_late_again) unsteady_.insert(id);
+    has_changed = has_changed || is_late;
   }
   std::unordered_set<long> expected;
   for (const long id : ids_) {
@@ -153,7 +197,7 @@ void GradientOrder::learn(const RankFlags& flags) {
   }
   const bool is_same =
       order_.size() == expected.size() && std::ranges::all_of(order_, [&](long id) { return expected.contains(id); });
-  if (has_learned_ && is_same) return;
+  if (has_learned_ && is_same && !has_changed) return;
   has_learned_ = true;
   order_ = arrivals_of_first_rank();
   std::erase_if(order_, [&](long id) { return !expected.contains(id); });

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -20,10 +21,12 @@ namespace octavo::dc {
 /// rank lacks a gradient, or has them in another order, for example because a model decides by its data.
 ///
 /// A gradient that comes before its turn waits for it. The gradients that are expected of all ranks have a place in the
-/// order. A rank sends zeros for those that it lacks when its pass ends. Then ranks tell one another which others they
-/// have, as bits for each parameter, and send these. The order is that in which rank 0's gradients came in a pass
-/// before, without those that some rank has lacked since. Ranks agree on it again where that has changed. Not
-/// thread-safe; all ranks make the calls of a pass's end together. Throws what Wire throws.
+/// order. A rank sends zeros for those that it lacks when its pass ends, or as soon as enough gradients wait behind
+/// them: another rank may wait for a bucket with them, and the pass of this one needs that rank for its next gather. At
+/// the end ranks tell one another which others they have, as bits for each parameter, and send these. The order is that
+/// in which rank 0's gradients came in a pass before, without those that some rank has lacked since. Ranks agree on it
+/// again where that has changed. Not thread-safe; all ranks make the calls of a pass's end together. Throws what Wire
+/// throws.
 class OCTAVO_API GradientOrder {
  public:
   /// A gradient whose turn it is; undefined where this rank has none.
@@ -33,9 +36,11 @@ class OCTAVO_API GradientOrder {
   };
   using Turns = std::vector<Turn>;
 
-  /// `ids` are the graph's parameters. `first` is the order of the first pass, for some of them. `learns`: other orders
-  /// replace it. All are the same on all ranks.
-  GradientOrder(std::unique_ptr<Wire> wire, long graph_id, std::vector<long> ids, std::vector<long> first, bool learns);
+  /// `counts` has the elements of each of the graph's parameters, by id. `first` is the order of the first pass, for
+  /// some of them. `learns`: other orders replace it. `most_waiting`: the elements of the order that may wait behind a
+  /// missing gradient before zeros are sent in its place. All are the same on all ranks.
+  GradientOrder(std::unique_ptr<Wire> wire, long graph_id, const std::map<long, std::int64_t>& counts,
+                std::vector<long> first, bool learns, std::int64_t most_waiting);
 
   void begin_pass();
   /// Forgets what a pass that was broken off has left. Sends nothing.
@@ -64,6 +69,8 @@ class OCTAVO_API GradientOrder {
   };
 
   Turns due();
+  std::size_t first_waiting() const;
+  bool gives_up_missing() const;
   Turn turn_of(long id);
   Header own_header() const;
   std::uint64_t message_bytes() const;
@@ -73,10 +80,14 @@ class OCTAVO_API GradientOrder {
 
   std::unique_ptr<Wire> wire_;
   long graph_id_;
-  std::vector<long> ids_, order_;
+  std::vector<long> ids_;
+  std::vector<std::int64_t> counts_;  // elements, by parameter
+  std::vector<long> order_;
+  std::int64_t most_waiting_;
   bool learns_, has_learned_ = false;
   std::unordered_map<long, std::size_t> indices_;
-  std::unordered_set<long> unsteady_;  // parameters of a learned order that some rank has lacked
+  std::unordered_set<long> late_;      // parameters of a learned order that came once after their zeros
+  std::unordered_set<long> unsteady_;  // those that some rank has lacked, or that came so twice
 
   std::int64_t passes_ = 0;  // begun so far
 

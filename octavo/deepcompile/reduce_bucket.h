@@ -69,6 +69,8 @@ class OCTAVO_API DoubleBufferedReduceBucket {
 
   /// Whether another bucket fills while one is sent.
   bool isDouble() const { return is_double_; }
+  /// The size with which buckets are made, in elements. One that has grown for a large gradient is larger.
+  std::int64_t getInitialSize() const { return initial_size_; }
   /// The bucket that fills.
   std::shared_ptr<ReduceBucket> getBuffer(at::ScalarType scalar_type);
   /// Returns the mark of the end of the work on that bucket's memory that was enqueued when it was last sent. What

@@ -63,6 +63,7 @@ class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
 class OCTAVO_API Z1CustomOpExecutor final : public ReducingExecutor {
  public:
   using ReducingExecutor::ReducingExecutor;
+  bool sendsIn(bool update) const override { return update; }
   void endBackward() override;
   at::Tensor reduceGrad(at::Tensor grad_tensor, long ds_id) override;
   void takeGrad(at::Tensor grad_tensor, long ds_id) override;

@@ -85,6 +85,8 @@ def compress(
     require_seed(seed, "compression.compress")
     if scaler is not None and not hasattr(scaler, "get_scale"):
         raise TypeError(f"[compression.compress] expected a GradScaler as scaler, got {type(scaler).__name__}")
+    if not isinstance(is_paged, bool):
+        raise ValueError(f"[compression.compress] expected is_paged as True or False, got {is_paged!r}")
     paging = StatePaging(is_paged, page_folder(page_dir, is_paged, "compression.compress") or "")
     model = getattr(model, "_orig_mod", model)  # the module that torch.compile has wrapped
     if _is_sharded(model):

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from octavo import _C
 from octavo._C import Plan
+from octavo.arguments import is_number
 from octavo.handle_momenta import SendsMomenta
 from octavo.handle_state import (
     SCHEMA,
@@ -181,6 +182,7 @@ class Handle(SendsMomenta):
             "step": kept.step,
             "seed": kept.seed,
             "usual_share": kept.usual_factor,
+            "unclipped_steps": kept.unclipped_steps,
             "of_momenta": kept.of_momenta,
             "tensors": len(tensors),
         }
@@ -301,13 +303,15 @@ class Handle(SendsMomenta):
         Raises ValueError for a factor outside [0, 1], and for one below 1 if ranks have sent updates of their own, as
         in syncs of ``ZeroOneAdam``.
         """
+        if not is_number(factor):
+            raise ValueError(f"[handle.scaled_by] expected a factor from 0 to 1, got {factor!r}")
         is_of_updates = self._joined is not None and self._joined.keeps_own_momenta and self.exchange == "planned"
         if is_of_updates and factor < 1:
             raise ValueError(
                 f"[handle.scaled_by] in this step {type(self._joined).__name__} has sent updates of its own, which a "
                 f"scaling of gradients does not change: leave this call out"
             )
-        self._compressor.scale_step(factor)
+        self._compressor.scale_step(float(factor))
 
     def drop_gradients(self) -> None:
         """Gives up the last backward pass, which must not have been under ``no_sync``: what feedback remembers is again
@@ -349,7 +353,7 @@ class Handle(SendsMomenta):
         NotImplementedError for a model of FSDP2.
         """
         known = _C.Exchange.__members__
-        if exchange not in known:
+        if not isinstance(exchange, str) or exchange not in known:
             raise ValueError(f"[handle.set_exchange] expected {', '.join(known)}, got '{exchange}'")
         self._compressor.set_exchange(known[exchange])
 

@@ -26,11 +26,11 @@ def states_of_one_run(state: State | Sequence[State], layout: str) -> list[State
     states = [state] if isinstance(state, Mapping) else list(state) if isinstance(state, Iterable) else []
     if not states or not all(isinstance(one, Mapping) for one in states):
         raise TypeError("[handle.load_state_dict] pass what state_dict() returned, on this rank or on all ranks")
-    schemas = {one.get("schema") for one in states}
-    if schemas != {SCHEMA}:
+    schemas = {repr(one.get("schema")) for one in states}
+    if schemas != {repr(SCHEMA)}:
         raise ValueError(
             f"[handle.load_state_dict] this version of Octavo reads states of schema {SCHEMA}, this one has "
-            f"{', '.join(sorted(map(repr, schemas)))}: start with an empty state"
+            f"{', '.join(sorted(schemas))}: start with an empty state"
         )
     layouts = {str(one.get("layout", WHOLE_MODEL)) for one in states}
     states = [one for one in states if one.get("layout", WHOLE_MODEL) == layout]
@@ -63,7 +63,12 @@ def _require_complete(state: State) -> None:
     for key in ("plan", "rank", "world_size", "step", "of_momenta"):
         if key not in state:
             raise ValueError(f"[handle.load_state_dict] the state has no {key!r}: pass what state_dict() returned")
-    for key in ("rank", "world_size", "step", "tensors"):
+    if not isinstance(state["of_momenta"], (bool, int)):
+        raise ValueError(
+            f"[handle.load_state_dict] expected 'of_momenta' of the state as True or False, got "
+            f"{state['of_momenta']!r}: pass what state_dict() returned"
+        )
+    for key in ("rank", "world_size", "step", "unclipped_steps", "tensors"):
         if not (is_whole_number(state.get(key, 0)) and 0 <= state.get(key, 0) < 2**63):
             raise ValueError(
                 f"[handle.load_state_dict] expected {key!r} of the state as a whole number of 0 or more, got "
@@ -107,6 +112,7 @@ def compressor_state_of(state: State) -> CompressorState:
         step=int(state["step"]),
         seed=int(state.get("seed", 0)),
         usual_factor=float(state.get("usual_share", 0.0)),
+        unclipped_steps=int(state.get("unclipped_steps", 0)),  # states of older versions have none
     )
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakMethod, finalize
 
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 
@@ -37,6 +38,12 @@ def remove_after(owner: object, handles: Iterable[RemovableHandle]) -> None:
 def _remove(handles: list[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
+
+
+def has_hooks_of_others(parameter: Tensor) -> bool:
+    """Whether a parameter of an engine has hooks of ``register_post_accumulate_grad_hook`` besides the engine's. torch
+    has no public way to ask."""
+    return len(parameter._post_accumulate_grad_hooks or ()) > 1
 
 
 class OwnHook(partial):

@@ -42,8 +42,14 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
     """Clips the L2 norm of all gradients of these parameters as ``torch.nn.utils.clip_grad_norm_`` does, and returns
-    the norm that they had. Gradients whose norm is not finite stay as they are. Waits for the device."""
+    the norm that they had. Gradients whose norm is not finite stay as they are. Waits for the device. Raises
+    RuntimeError for a sparse gradient."""
     clipped = [parameter for parameter in parameters if parameter.grad is not None]
+    if any(parameter.grad.is_sparse for parameter in clipped):
+        raise RuntimeError(
+            "[optim.clip_gradients] sparse gradients cannot be clipped: use sparse=False in nn.Embedding, or train "
+            "without clipping"
+        )
     norm = total_norm([parameter.grad for parameter in clipped])
     if norm.isfinite():
         nn.utils.clip_grads_with_norm_(clipped, max_norm, norm)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -117,6 +118,7 @@ class FusedOptimizer(CheckedOptimizer):
 
     _clip: GradientClip | None = None  # that of clip_grad_norm_, until the next step
     _backward_hooks: Sequence[RemovableHandle] = ()  # the hooks of step_in_backward
+    _engine: weakref.ref[Any] | None = None  # that of octavo.initialize, which hands over gradients only in its step
 
     def __init__(
         self,
@@ -220,7 +222,8 @@ class FusedOptimizer(CheckedOptimizer):
         counts. ``zero_grad()`` of this optimizer cancels it, and so does that of the model, since a step clips no other
         gradients than those that were measured. Raises RuntimeError with ``step_in_backward``, which frees gradients
         before they can be measured; ``step()`` raises it where gradients were changed in place, or some of them
-        replaced, after they were measured.
+        replaced, after they were measured. Under ``octavo.initialize`` it raises RuntimeError, too: there
+        ``clip_grad_norm_`` of the engine clips.
         """
         require_max_norm(max_norm, f"optim.{type(self).__name__}")
         if are_registered(self._backward_hooks):
@@ -229,10 +232,21 @@ class FusedOptimizer(CheckedOptimizer):
                 f"step_in_backward has made the steps by then: remove() its handles, or do without clipping"
             )
         measured = [parameter for parameter in self._all_parameters() if parameter.grad is not None]
+        engine = None if self._engine is None else self._engine()
+        if not measured and engine is not None and engine.holds_gradients:
+            raise RuntimeError(
+                f"[optim.{type(self).__name__}] under octavo.initialize gradients come to the optimizer only in "
+                f"engine.step(): call engine.clip_grad_norm_ in the place of this method, or give clip_norm in the "
+                f"config"
+            )
         for parameter in measured:
             match_placements(parameter)  # the step would do it, and then not find the gradient that was measured
         self._clip = GradientClip(type(self).__name__, [parameter.grad for parameter in measured], max_norm)
         return self._clip.norm
+
+    def remember_engine(self, engine: object) -> None:
+        """Says that ``octavo.initialize`` has given the optimizer to this engine, until the engine is gone."""
+        self._engine = weakref.ref(engine)
 
     def saw_nonfinite(self) -> bool:
         """Whether a step since the last call has left elements alone because of their gradients, or all of them with

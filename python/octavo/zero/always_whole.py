@@ -18,7 +18,7 @@ class AlwaysWhole:
     def leave_all(self) -> None:
         pass
 
-    def release(self, id: int) -> None:
+    def release_after_gradient(self, id: int) -> None:
         pass
 
     def release_all(self) -> None:

@@ -9,7 +9,7 @@ name; older checkpoints lack them), optimizer/NAME/KEY, groups, residuals/RANK/K
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -183,9 +183,26 @@ def _require_this_model(engine: ZeroEngine, saved: dict[str, Any]) -> None:
     }
     for key in sorted(ours.keys() | theirs.keys()):  # all ranks name the same one
         if ours.get(key) != theirs.get(key):
+            _require_as_trained(key.partition("/")[2], ours, theirs)
             raise ValueError(
                 f"[zero.load_checkpoint] this is the checkpoint of another model: it has {_kind_of(theirs.get(key))} "
                 f"for {key.partition('/')[2]}, this model {_kind_of(ours.get(key))}; nothing has changed"
+            )
+
+
+def _require_as_trained(name: str, ours: Container[str], theirs: Container[str]) -> None:
+    """Raises ValueError where a parameter is trained in one of the model and the checkpoint, and frozen in the other.
+    Both are given by their keys."""
+    trained, frozen = f"parameters/{name}", f"module/{name}"
+    for one, other, how in (
+        (theirs, ours, "was trained in the checkpoint and is frozen here"),
+        (ours, theirs, "was frozen in the checkpoint and is trained here"),
+    ):
+        if trained in one and frozen in other:
+            raise ValueError(
+                f"[zero.load_checkpoint] {name} {how}: give octavo.initialize a model that trains the same parameters "
+                f"as the checkpoint, or load only weights, from a file of export_safetensors(), before "
+                f"octavo.initialize; nothing has changed"
             )
 
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from octavo.optim.base import not_compiled
+from octavo.optim.base import not_compiled, unwrapped
 from octavo.optim.clipping import require_max_norm
+from octavo.optim.fused import FusedOptimizer
 from octavo.optim.nonfinite import NothingChanged
 from octavo.parameters import exempt_by_name, plain_name
 from octavo.rendezvous import Rendezvous, as_group, require_backend
@@ -109,6 +110,8 @@ class ZeroEngine:
         self.parts: dict[nn.Parameter, OwnPart] = set_up.share_out(self._engine, config, self._parameters, exempt, mesh)
         set_up.register_graph(self._engine, config, len(self.parts), is_compiled=compiled is not None)
         set_up.give_parts(optimizer, self.parts)
+        if isinstance(own := unwrapped(optimizer), FusedOptimizer):
+            own.remember_engine(self)
         if states:
             self.load_optimizer_state([states], self.optimizer_options())
         del states  # frees them: here every rank holds the whole states of all parameters
@@ -255,6 +258,11 @@ class ZeroEngine:
     def _require_gradients(self, what: str) -> None:
         if not self._progress.has_gradients:
             raise RuntimeError(f"[zero.{what}] call it between the last backward() of a step and step()")
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether gradients wait for ``step``, which hands them to the optimizer."""
+        return self._progress.has_gradients
 
     def drop_gradients(self) -> None:
         """Drops the gradients of this step, in the place of ``step`` or between the micro-batches of a step. The next

@@ -4,10 +4,14 @@ returns the error to raise in their place, or None where there is nothing to exp
 
 from torch.optim import Optimizer
 
+# What the C++ engine says where ranks send gradients of other graphs, of other sizes or of the same ones.
+_OF_OTHER_GRAPHS = ("all ranks must make the same calls", "was sent a bucket of another step, plan or model")
+_WAS_NOT_WHOLE = "is not whole on rank"  # in what Gathering says where memory is read that a parameter does not have
+
 
 def in_forward(error: BaseException, *, is_compiled: bool, is_gathered: bool) -> RuntimeError | None:
     """`is_gathered`: modules gather their parameters, as in stage 3 without graphs."""
-    if is_compiled and (_met_empty_memory(error) or "is not whole on rank" in str(error)):
+    if is_compiled and (_met_empty_memory(error) or _WAS_NOT_WHOLE in str(error)):
         return RuntimeError(
             "[zero.forward] a parameter was not whole where it was used. Four things do that in compiled graphs: code "
             "behind a break of a graph that reads a parameter of its own module; a function that Dynamo does not "
@@ -33,11 +37,17 @@ def in_backward(error: BaseException, *, is_compiled: bool, is_gathered: bool) -
             "not keep it elsewhere. A parameter of which a module also uses .detach() must have that use after the "
             "others. Or use stage 1 or 2"
         )
-    if is_compiled and "all ranks must make the same calls" in str(error):
+    if is_gathered and _WAS_NOT_WHOLE in str(error):
         return RuntimeError(
-            f"{error}. In compiled runs this happens where some ranks, but not all, have reached Dynamo's limit of "
-            f"recompilations, and run without a graph: TORCH_LOGS=recompiles says why a rank compiles anew, and "
-            f"torch._dynamo.config.recompile_limit is the limit"
+            f"{error}. In a backward pass this happens, too, where torch.utils.checkpoint recomputes a part of a "
+            f"module with use_reentrant=True: use_reentrant=False works"
+        )
+    if is_compiled and any(text in str(error) for text in _OF_OTHER_GRAPHS):
+        return RuntimeError(
+            f"{error}. In compiled runs this happens, too, where ranks take different branches of a module, which are "
+            f"different graphs: let all ranks take the same ones. And where some ranks, but not all, have reached "
+            f"Dynamo's limit of recompilations, and run without a graph: TORCH_LOGS=recompiles says why a rank "
+            f"compiles anew, and torch._dynamo.config.recompile_limit is the limit"
         )
     return None
 

@@ -50,6 +50,7 @@ class Gathering:
         self._bytes = [storage.nbytes() for storage in self._storages]
         self._id_of_storage = {storage._cdata: id for id, storage in enumerate(self._storages)}
         self._users: list[list[int]] = [[] for _ in ids]  # by parameter: the modules that have it
+        self._backward_of: list[int | None] = [None] * len(ids)  # torch's number of the backward pass that needs each
         self._there = {id for id, count in enumerate(self._bytes) if count == 0}  # whole, or being gathered
         self._moving: set[int] = set()
         self._visits: list[int] = []  # the modules of this pass, in the order in which they needed their parameters
@@ -141,6 +142,13 @@ class Gathering:
         if not self._is_used(id):
             self._let_go(id)
 
+    def release_after_gradient(self, id: int) -> None:
+        """Releases a parameter that has its gradient. A backward pass inside of that of its module, as reentrant
+        checkpointing makes one for each segment, may be followed by others that need the parameter: it then stays whole
+        until the end."""
+        if self._backward_of[id] in (None, torch._C._current_graph_task_id()):
+            self.release(id)
+
     def _let_go(self, id: int) -> None:
         if id not in self._there or self._bytes[id] == 0:
             return
@@ -190,6 +198,7 @@ class Gathering:
 
     def end_pass(self) -> None:
         self.release_all()
+        self._backward_of = [None] * len(self._names)
         self._last_visits, self._visits = self._visits, []
 
     def _start(self, ids: Iterable[int]) -> None:
@@ -261,6 +270,11 @@ class Gathering:
                 break
         return together
 
+    def _visit_in_backward(self, number: int) -> None:
+        for id in self._own[number]:
+            self._backward_of[id] = torch._C._current_graph_task_id()
+        self._visit(number)
+
     def _before_forward(self, number: int, *_: Any) -> None:
         self._at_work[number] += 1
         self._visit(number)
@@ -287,9 +301,9 @@ class Gathering:
         bases = [output._base for output in outputs if output._base is not None]
         outputs += [base for base in bases if base.requires_grad and not base.is_leaf]
         if len(outputs) == 1:
-            outputs[0].register_hook(lambda _: self._visit(number))
+            outputs[0].register_hook(lambda _: self._visit_in_backward(number))
         elif outputs:
-            register_multi_grad_hook(outputs, lambda _: self._visit(number), mode="any")
+            register_multi_grad_hook(outputs, lambda _: self._visit_in_backward(number), mode="any")
 
 
 def _own_hook(method: Callable[..., None], *given: Any) -> OwnHook:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from octavo import _C
 from octavo.finite import all_finite
-from octavo.hooks import remove_after, while_alive
+from octavo.hooks import has_hooks_of_others, remove_after, while_alive
 from octavo.optim.clipping import clip_factor, total_norm
 from octavo.zero.always_whole import AlwaysWhole
 from octavo.zero.gathering import GRAPH, Gathering
@@ -52,8 +52,10 @@ class Gradients:
             )
         if gradient is None:
             return
-        self._engine.take_grad(gradient, GRAPH, id)
-        self._gathering.release(id)
+        # a user's hook may have kept the gradient, and the engine writes averages to memory that it is given
+        given = gradient.clone() if has_hooks_of_others(parameter) else gradient
+        self._engine.take_grad(given, GRAPH, id)
+        self._gathering.release_after_gradient(id)
 
     def give_to_parts(self) -> None:
         """Makes averaged gradients those of the optimizer's parameters."""

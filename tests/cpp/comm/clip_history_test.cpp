@@ -16,7 +16,7 @@ TEST(ClipHistory, AClipIsABurstWhereItIsLessThanHalfOfTheUsualOne) {
   for (int call = 0; call < 10; ++call) clips.add_clip(0.1);  // the usual factor fades to 0.8 * 0.9^10
   EXPECT_NEAR(clips.usual_factor(), 0.279, 0.001);
   EXPECT_FALSE(clips.is_burst(0.15));
-  clips.set_usual_factor(1);
+  clips.restore(1, 0);
   EXPECT_TRUE(clips.is_burst(0.15));
 }
 

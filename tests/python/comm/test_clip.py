@@ -191,6 +191,27 @@ def burst_after_a_resume(rank: int) -> list[float]:
     return [backward(resumed, gradient(rank, 0)).norm().item() for _ in range(3)]
 
 
+def burst_after_a_step_without_a_clip(rank: int, resumes: bool) -> dict[str, Tensor]:
+    """Two passes have been sent since the last clip. A resumed run drops what both owe, too."""
+    model, handle = wrapped("int4+ef")
+    backward(model, gradient(rank, 0))
+    handle.clip_grad_norm_(ORDINARY)
+    backward(model, gradient(rank, 0))
+    if resumes:
+        saved = copy.deepcopy(handle.state_dict())
+        model, handle = wrapped("int4+ef")
+        backward(model, gradient(rank, 0))  # which the load forgets
+        handle.load_state_dict(saved)
+    backward(model, gradient(rank, BURST))
+    handle.clip_grad_norm_(ORDINARY)
+    return residuals(handle)
+
+
+def test_a_resumed_run_knows_how_many_passes_there_were_since_the_last_clip(two_ranks):
+    assert two_ranks.run(burst_after_a_step_without_a_clip, False) == [{}, {}]
+    assert two_ranks.run(burst_after_a_step_without_a_clip, True) == [{}, {}]
+
+
 def test_what_is_usual_is_saved(two_ranks):
     assert max(two_ranks.run(burst_after_a_resume)[0]) < 8 * ORDINARY
 
@@ -375,7 +396,19 @@ def test_a_factor_outside_0_to_1_is_refused(two_ranks):
 
 
 def scale_by_two(rank: int) -> None:
-    wrapped("int4+ef")[1].scaled_by(2.0)
+    _, handle = wrapped("int4+ef")
+    with pytest.raises(ValueError, match=r"\[handle.scaled_by\] expected a factor from 0 to 1, got 'x'"):
+        handle.scaled_by("x")
+    handle.scaled_by(2.0)
+
+
+def test_a_sparse_gradient_is_not_clipped():
+    with solo_world():
+        model = DistributedDataParallel(nn.Embedding(50, 8, sparse=True))
+        handle = octavo.compress(model, "int4+ef")
+        model(torch.arange(5)).sum().backward()
+        with pytest.raises(RuntimeError, match=r"^\[optim.clip_gradients\] sparse gradients cannot be clipped"):
+            handle.clip_grad_norm_(1.0)
 
 
 def refuse_norms(rank: int) -> list[bool]:
@@ -396,3 +429,12 @@ def test_a_norm_that_is_none_is_refused_before_anything_is_clipped(two_ranks):
 def test_a_scaler_that_is_none_is_refused():
     with solo_world(), pytest.raises(TypeError, match=r"^\[compression\.compress\] expected a GradScaler as scaler"):
         octavo.compress(DistributedDataParallel(nn.Linear(2, 2)), scaler="x")
+
+
+@pytest.mark.parametrize("given", ["x", 1, None])
+def test_a_paging_that_is_none_is_refused(given):
+    with (
+        solo_world(),
+        pytest.raises(ValueError, match=r"^\[compression\.compress\] expected is_paged as True or False"),
+    ):
+        octavo.compress(DistributedDataParallel(nn.Linear(2, 2)), is_paged=given)

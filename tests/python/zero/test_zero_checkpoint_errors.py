@@ -78,6 +78,33 @@ def test_a_checkpoint_without_shapes_is_loaded(two_ranks, tmp_path):
         assert loaded == losses
 
 
+def load_with_another_one_frozen(rank: int, folder: str, frozen: tuple[bool, bool]) -> tuple[str, bool]:
+    """Saves and loads with 0.bias frozen or not. Returns the error, and whether nothing has changed."""
+    engines = []
+    for is_frozen in frozen:
+        model = net()
+        model[0].bias.requires_grad_(not is_frozen)
+        engines.append(engine_of(model, 2))
+    train(engines[0], rank, 1)
+    engines[0].save_checkpoint(folder)
+    before = [p.detach().clone() for p in engines[1].module.parameters()]
+    said = error_of(partial(engines[1].load_checkpoint, folder))
+    return said, all(map(torch.equal, engines[1].module.parameters(), before))
+
+
+@pytest.mark.parametrize(
+    ("frozen", "how"),
+    [
+        ((False, True), "was trained in the checkpoint and is frozen here"),
+        ((True, False), "was frozen in the checkpoint and is trained here"),
+    ],
+)
+def test_a_parameter_that_is_frozen_only_here_or_only_there_is_named(two_ranks, tmp_path, frozen, how):
+    for said, is_unchanged in two_ranks.run(load_with_another_one_frozen, str(tmp_path / "one"), frozen):
+        assert said.startswith(f"ValueError: [zero.load_checkpoint] 0.bias {how}: ") and is_unchanged
+        assert "trains the same parameters as the checkpoint" in said and "export_safetensors()" in said
+
+
 class Stop(BaseException):
     """Simulates SIGKILL: no code catches it."""
 

@@ -432,6 +432,37 @@ def test_a_rank_that_alone_is_no_longer_compiled_is_told_why_the_others_do_not_m
         assert "all ranks must make the same calls" in said and "torch._dynamo.config.recompile_limit" in said
 
 
+class Branched(nn.Module):
+    """Has two branches, whose parameters are of the same size or not."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, size)
+
+    def forward(self, x: Tensor, left: bool) -> Tensor:
+        return self.left(x) if left else self.right(x)
+
+
+def in_branches_of_its_own(rank: int, stage: int, size: int) -> str:
+    torch._dynamo.reset()
+    config = {"zero_stage": stage, "compile": "aot_eager", "timeout_s": 20}
+    engine = octavo.initialize(model := Branched(size), adamw(model), config)
+    for step in range(3):
+        loss = engine(torch.ones(2, 4), left=rank == 0 or step == 0).square().mean()
+        if said := error_of(lambda loss=loss: engine.backward(loss)):
+            return said
+        engine.step()
+    return ""
+
+
+@pytest.mark.parametrize("size", [4, 16])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_ranks_in_different_branches_are_told_so(two_ranks, stage, size):
+    for said in two_ranks.run(in_branches_of_its_own, stage, size):
+        assert "ranks take different branches of a module" in said
+
+
 class Scaled(nn.Module):
     """A module that has a parameter of its own besides those of its children."""
 

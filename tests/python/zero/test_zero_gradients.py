@@ -4,12 +4,16 @@ and clip."""
 
 from __future__ import annotations
 
+import gc
 import math
 
 import pytest
 import torch
 from torch import nn
 from zero_runs import engine_of, error_of, inputs_of, net, of_plain, train
+
+import octavo
+from octavo.optim import AdamW8bit
 
 # ---- gradients that are none of a step
 
@@ -232,3 +236,55 @@ def without_gradients_around(rank: int, stage: int, mode: type) -> list[float]:
 def test_backward_may_be_called_where_no_gradients_are_computed(two_ranks, stage, mode):
     """As torch's loss.backward()."""
     assert two_ranks.run(without_gradients_around, stage, mode) == two_ranks.run(of_plain)
+
+
+class Wrapper(AdamW8bit):
+    """Inherits the class of what it wraps, as Lightning's do."""
+
+    def __init__(self, optimizer: AdamW8bit) -> None:
+        self.__dict__ = {**optimizer.__dict__, "optimizer": optimizer}
+
+
+def clip_by_the_optimizer(rank: int, stage: int, wrapped: str) -> tuple[list[str], list[float], float]:
+    """Returns the errors of the optimizer's own clip, the losses, and the norm that it finds without the engine."""
+    model = net()
+    optimizer = AdamW8bit(model.parameters(), lr=0.01)
+    wrapper = Wrapper(optimizer) if wrapped else optimizer
+    engine = octavo.initialize(model, wrapper if wrapped == "given" else optimizer, {"zero_stage": stage})
+    said, losses = [], []
+    for _ in range(3):
+        loss = engine(inputs_of(rank)).square().mean()
+        engine.backward(loss)
+        said.append(error_of(lambda: wrapper.clip_grad_norm_(0.1)))
+        engine.step()
+        losses.append(loss.item())
+    del engine
+    gc.collect()
+    parameter = optimizer.param_groups[0]["params"][0]
+    assert wrapper.clip_grad_norm_(1.0) == 0.0
+    parameter.grad = torch.ones_like(parameter)
+    return said, losses, wrapper.clip_grad_norm_(1.0).item()
+
+
+@pytest.mark.parametrize("wrapped", ["", "outside", "given"])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_an_optimizers_own_clip_names_that_of_the_engine(two_ranks, stage, wrapped):
+    for said, losses, norm in two_ranks.run(clip_by_the_optimizer, stage, wrapped):
+        for text in said:
+            assert text.startswith("RuntimeError: [optim.") and "call engine.clip_grad_norm_ in the place" in text
+        assert losses == sorted(losses, reverse=True) and norm == pytest.approx(4.0)
+
+
+def clip_in_the_step(rank: int) -> list[float]:
+    """Clips in a hook of the optimizer's step, where parts have gradients."""
+    model = net()
+    optimizer = AdamW8bit(model.parameters(), lr=0.1, eps=1.0)
+    norms = []
+    optimizer.register_step_pre_hook(lambda *_: norms.append(optimizer.clip_grad_norm_(0.1).item()))
+    train(octavo.initialize(model, optimizer, {"zero_stage": 2}), rank, 2)
+    return norms
+
+
+def test_an_optimizers_own_clip_works_where_it_has_gradients(two_ranks):
+    for norms in two_ranks.run(clip_in_the_step):
+        assert len(norms) == 2 and all(norm > 0.1 for norm in norms)

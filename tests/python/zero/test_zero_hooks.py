@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from zero_runs import engine_of, net, train
+from zero_runs import engine_of, inputs_of, net, train
 
 import octavo
 
@@ -62,3 +62,22 @@ def test_a_hook_that_is_registered_after_a_graph_was_compiled_sees_gradients(two
         assert len(seen) == len(expected_seen) == 2
         for one, other in zip(seen, expected_seen, strict=True):
             assert one == pytest.approx(other, rel=1e-5)
+
+
+def keep_gradients(rank: int, stage: int, compile: bool | str) -> list[bool]:
+    """Returns for each parameter whether a hook of before octavo.initialize still has this rank's gradient after
+    backward and step."""
+    alone, model, kept = net(), net(), {}
+    alone(inputs_of(rank)).square().mean().backward()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: kept.__setitem__(p, p.grad))
+    engine = engine_of(model, stage, compile=compile)
+    train(engine, rank, 1)
+    pairs = zip(alone.parameters(), model.parameters(), strict=True)
+    return [torch.allclose(kept[ours], expected.grad) for expected, ours in pairs]
+
+
+@pytest.mark.parametrize("compile", [False, "aot_eager"], ids=["eager", "compiled"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_gradient_that_a_hook_has_kept_stays_that_of_its_rank(two_ranks, stage, compile):
+    assert two_ranks.run(keep_gradients, stage, compile) == [[True] * 4] * 2

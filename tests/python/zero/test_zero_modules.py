@@ -8,11 +8,13 @@ import copy
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from zero_runs import error_of, train
 
 import octavo
@@ -154,6 +156,63 @@ def gather_twice(rank: int) -> None:
 
 def test_gathered_may_be_nested_and_go_on_over_steps(two_ranks):
     two_ranks.run(gather_twice)
+
+
+class Segmented(nn.Module):
+    """Uses a parameter of its own in two parts that are recomputed, and with `outside` also between them."""
+
+    def __init__(self, reentrant: bool, outside: bool) -> None:
+        super().__init__()
+        self.reentrant, self.outside = reentrant, outside
+        self.scale = nn.Parameter(torch.linspace(0.5, 2, 4))
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.first, self.last):
+            # reentrant checkpointing differentiates only what has an input that needs a gradient
+            x = x if x.requires_grad else x.detach().requires_grad_()
+            x = checkpoint(lambda y, layer=layer: layer(y * self.scale).tanh(), x, use_reentrant=self.reentrant)
+        return (x * self.scale if self.outside else x).square().mean()
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_parameter_may_be_used_in_several_parts_that_are_recomputed(two_ranks, stage):
+    expected = two_ranks.run(losses, partial(Segmented, False, False), 1)
+    for got, of_plain in zip(two_ranks.run(losses, partial(Segmented, True, False), stage), expected, strict=True):
+        assert got == pytest.approx(of_plain, rel=1e-6)
+
+
+class Recomputed(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = checkpoint(layer, x, use_reentrant=True)
+        return x
+
+
+def memory_of_layers(rank: int) -> list[int]:
+    """Returns the bytes of the last two of three layers when backward has come to the first one."""
+    engine = engine_of(lambda: Recomputed(*(nn.Linear(4, 4) for _ in range(3))))
+    found = []
+    x = inputs_of(rank).requires_grad_()
+    loss = engine(x).square().mean()
+    x.register_hook(lambda _: found.extend(layer.weight.untyped_storage().nbytes() for layer in engine.module[1:]))
+    engine.backward(loss)
+    return found
+
+
+def test_a_module_that_is_recomputed_is_released_when_it_has_its_gradients(two_ranks):
+    assert two_ranks.run(memory_of_layers) == [[0, 0], [0, 0]]
+
+
+def differentiate_segments(rank: int, reentrant: bool) -> str:
+    engine = engine_of(partial(Segmented, reentrant, True))
+    return error_of(lambda: engine.backward(engine(inputs_of(rank))))
+
+
+def test_a_parameter_that_is_also_used_outside_of_these_parts_is_refused_with_what_would_work(two_ranks):
+    for said in two_ranks.run(differentiate_segments, True):
+        assert "scale is not whole on rank" in said and "use_reentrant=False works" in said
+    assert two_ranks.run(differentiate_segments, False) == ["", ""]
 
 
 class Stopped(BaseException):

@@ -10,6 +10,8 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
+from octavo.hooks import has_hooks_of_others
+
 
 class Variants:
     """Runs a graph that Dynamo has found, by what was compiled of it for the parameters that it is given.
@@ -58,7 +60,7 @@ _Key = tuple[tuple[int | None, ...], tuple[bool, ...]]
 def has_hooks(parameter: nn.Parameter) -> bool:
     """Whether the user has put hooks on a parameter, which see its gradient before it is reduced. The engine has one
     hook of its own there."""
-    return bool(parameter._backward_hooks) or len(parameter._post_accumulate_grad_hooks or ()) > 1
+    return bool(parameter._backward_hooks) or has_hooks_of_others(parameter)
 
 
 def _copied(graph: GraphModule) -> GraphModule:
