@@ -75,28 +75,21 @@ GradientOrder::Turns GradientOrder::take(at::Tensor gradient, long id) {
 
 GradientOrder::Turns GradientOrder::due() {
   Turns turns;
-  for (bool goes_on = true; goes_on;) {
-    while (next_ < order_.size() && waiting_.contains(order_[next_])) turns.push_back(turn_of(order_[next_++]));
-    goes_on = gives_up_missing();
-    for (const std::size_t end = goes_on ? first_waiting() : next_; next_ < end;)
-      turns.push_back(turn_of(order_[next_++]));
+  const auto is_next_there = [&] { return next_ < order_.size() && waiting_.contains(order_[next_]); };
+  const auto take_next = [&] { turns.push_back(turn_of(order_[next_++])); };
+  while (true) {
+    while (is_next_there()) take_next();
+    if (!gives_up_missing()) return turns;
+    while (!is_next_there()) take_next();
   }
-  return turns;
 }
 
-/// Returns the place of the first gradient of the order that waits; the end where none does.
-std::size_t GradientOrder::first_waiting() const {
-  std::size_t place = next_;
-  while (place < order_.size() && !waiting_.contains(order_[place])) ++place;
-  return place;
-}
-
-/// Whether to send zeros for the gradients that are missing before the first one that waits. If they come after all,
-/// they are sent beside the expected ones. In the first pass the order is a guess, and a gradient may only be late:
-/// there as much must wait as is missing.
+/// Whether to send zeros for the gradients that are missing before the first one of the order that waits. If they come
+/// after all, they are sent beside the expected ones. In the first pass the order is a guess, and a gradient may only
+/// be late: there as much must wait as is missing.
 bool GradientOrder::gives_up_missing() const {
-  if (waiting_.empty()) return false;  // mostly: gradients come in their order
-  std::int64_t missing = 0, waiting = 0, between = 0, span = 0;
+  if (waiting_.empty()) return false;                            // mostly: gradients come in their order
+  std::int64_t missing = 0, waiting = 0, between = 0, span = 0;  // elements; `span`: up to the last one that waits
   for (std::size_t place = next_; place < order_.size(); ++place) {
     const std::int64_t count = counts_[indices_.at(order_[place])];
     if (!waiting_.contains(order_[place])) {
@@ -104,7 +97,7 @@ bool GradientOrder::gives_up_missing() const {
       continue;
     }
     waiting += count;
-    span = missing + between + waiting;  // up to the last one that waits
+    span = missing + between + waiting;
   }
   return has_learned_ ? span > most_waiting_ : waiting > most_waiting_ && waiting >= missing;
 }

@@ -69,7 +69,6 @@ class OCTAVO_API GradientOrder {
   };
 
   Turns due();
-  std::size_t first_waiting() const;
   bool gives_up_missing() const;
   Turn turn_of(long id);
   Header own_header() const;

@@ -63,8 +63,8 @@ def all_reduce(
     Raises ValueError or TypeError for arguments that make no sense, TimeoutError after ``timeout_s``, and RuntimeError
     where another rank failed, or where another rank called it with another plan, ``op``, ``seed`` or tensor size. Where
     the ranks' arguments differ, the tensor stays as it was. After any other TimeoutError or RuntimeError its content is
-    undefined. A call that is refused is a call: that of the other ranks fails, too. Once the call has failed on all ranks
-    of the group, in whatever way, their next call connects them anew.
+    undefined. A call that is refused on one rank fails on the others, too. Once the call has failed on all ranks of the
+    group, in whatever way, their next call connects them anew.
     """
     group = as_group(group, "collectives.all_reduce")
     try:
