@@ -284,8 +284,6 @@ void Engine::register_graph_z3(long graph_id, const std::vector<long>& ds_ids) {
 
 void Engine::order_gradients(long graph_id, const std::vector<long>& expected, bool learns) {
   auto& reducing = *getExecutor<ReducingExecutor>(graph_id, executors);
-  // The connection is that of the gathers, whose order is the same on all ranks. If a rank has made an extra gather,
-  // this is detected at the end of the pass.
   std::map<long, std::int64_t> counts;
   std::set<at::ScalarType> dtypes;
   for (const long id : reducing.getParamIds()) {
@@ -297,6 +295,8 @@ void Engine::order_gradients(long graph_id, const std::vector<long>& expected, b
   // one bucket, or with those of several dtypes, it may have computed one gradient more.
   const bool has_next = reduce_buckets->isDouble() && dtypes.size() == 1;
   const std::int64_t most_waiting = has_next ? reduce_buckets->getInitialSize() / 2 : 0;
+  // The connection is that of the gathers, whose order is the same on all ranks. If a rank has made an extra gather,
+  // this is detected at the end of the pass.
   reducing.useOrder(
       std::make_unique<GradientOrder>(new_wire(backend_), graph_id, counts, expected, learns, most_waiting));
 }

@@ -44,10 +44,7 @@ class OCTAVO_API CustomOpExecutor {
   /// `update`: parameters change after this backward pass; false where gradients are accumulated further.
   virtual void startBackward(bool update) { param_updated_ = update; }
   /// Whether a backward pass with this `update` sends gradients.
-  virtual bool sendsIn(bool update) const {
-    static_cast<void>(update);
-    return true;
-  }
+  virtual bool sendsIn(bool /*update*/) const { return true; }
   /// Reduces what is in the buckets. What the current streams get from now on waits for it.
   virtual void endBackward();
   /// Forgets what a pass that was broken off has left: the gradients in the buckets are dropped. Sends nothing.

@@ -172,25 +172,28 @@ GradientOrder::RankFlags GradientOrder::read_messages() const {
   return flags;
 }
 
-/// Leaves out of the order what ranks have lacked once, because they may lack it again, and what has come twice after
-/// its zeros, which costs a second transfer. Where something has come so once, the order has changed.
-void GradientOrder::learn(const RankFlags& flags) {
+/// Notes what the order is to leave out: what a rank has lacked once, because it may lack it again, and what has come
+/// twice after its zeros, which costs a second transfer. Returns whether something has come so: the order has changed.
+bool GradientOrder::note_unsteady(const RankFlags& flags) {
   bool has_changed = false;
   for (const long id : order_) {
-    if (!has_learned_) break;
     const std::size_t index = indices_.at(id);
-    const bool is_late = flags.beside[index];
-    const bool is_late_again = is_late && !late_.insert(id).second;
+    const bool is_late = flags.beside[index], is_late_again = is_late && !late_.insert(id).second;
     if (!flags.all[index] || is_late_again) unsteady_.insert(id);
     has_changed = has_changed || is_late;
   }
+  return has_changed;
+}
+
+void GradientOrder::learn(const RankFlags& flags) {
+  const bool has_changed = !has_learned_ || note_unsteady(flags);
   std::unordered_set<long> expected;
   for (const long id : ids_) {
     if (flags.all[indices_.at(id)] && !unsteady_.contains(id)) expected.insert(id);
   }
   const bool is_same =
       order_.size() == expected.size() && std::ranges::all_of(order_, [&](long id) { return expected.contains(id); });
-  if (has_learned_ && is_same && !has_changed) return;
+  if (is_same && !has_changed) return;
   has_learned_ = true;
   order_ = arrivals_of_first_rank();
   std::erase_if(order_, [&](long id) { return !expected.contains(id); });

@@ -74,6 +74,7 @@ class OCTAVO_API GradientOrder {
   Header own_header() const;
   std::uint64_t message_bytes() const;
   RankFlags read_messages() const;
+  bool note_unsteady(const RankFlags& flags);
   void learn(const RankFlags& flags);
   std::vector<long> arrivals_of_first_rank();
 

@@ -67,12 +67,13 @@ def all_reduce(
     group, in whatever way, their next call connects them anew.
     """
     group = as_group(group, "collectives.all_reduce")
+    channel = _channel(group)
     try:
         plan = _checked_plan(tensor, plan, op, seed, timeout_s)
     except Exception:
-        _channel(group).disconnect()
+        channel.disconnect()
         raise
-    future = _channel(group).submit(group, tensor, plan, op == dist.ReduceOp.AVG, seed, timeout_s)
+    future = channel.submit(group, tensor, plan, op == dist.ReduceOp.AVG, seed, timeout_s)
     if async_op:
         return PendingAllReduce(future)
     future.result()

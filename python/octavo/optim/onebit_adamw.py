@@ -360,8 +360,8 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         if not self.frozen:
             self._handle._follow(as_plan(self.warmup_plan), {}, 0.0)
             return
-        sent = set(self._handle.parameters)
-        frozen = {p: (s["exp_avg"], s["exp_avg_sq"]) for p, s in self.state.items() if s.get("frozen") and p in sent}
+        ours = {p: s for p, s in self.state.items() if s.get("frozen") and p in self._sent}
+        frozen = {p: (s["exp_avg"], s["exp_avg_sq"]) for p, s in ours.items()}
         self._handle._follow(self._plan.for_momentum(), frozen, self.param_groups[0]["frozen_beta"])
 
     @property
