@@ -94,7 +94,7 @@ void bind_shared_memory(py::module_& m) {
         if (shared) return shared->room(bytes);
         fail(ErrorCode::invalid_argument, "comm.shared_memory", "expected a back end of reach_by_shared_memory()");
       },
-      py::arg("backend"), py::arg("bytes"));
+      py::arg("backend"), py::arg("bytes"), py::call_guard<py::gil_scoped_release>());
 }
 
 void bind_wire(py::module_& m) {

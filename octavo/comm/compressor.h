@@ -259,6 +259,12 @@ class OCTAVO_API Compressor {
     bool repays() const { return sends_residuals && power != 0; }
   };
 
+  /// What the codecs of all parameters have in common in the current step.
+  struct Parts {
+    bool are_unmapped = true;  // no linear map takes a whole tensor
+    bool are_cut = true;       // all codecs work part by part
+  };
+
   bool scatters() const { return collective_ != Collective::all_reduce; }
   /// Returns the wire to the ranks whose results are other ones; null: there are none.
   Wire* unlike_ranks() const { return shards_ ? shards_.get() : scatters() ? wire_.get() : nullptr; }
@@ -284,6 +290,7 @@ class OCTAVO_API Compressor {
   bool has_encoded(const std::vector<Slot>& slots) const;
   bool fits_dtype(const Job& job) const;
   bool takes_as_it_is(const Job& job) const;
+  Parts parts_of_all() const;
   at::Tensor result_of(const at::Tensor& bucket) const;
 
   // compressor_contributions.cpp
@@ -325,6 +332,7 @@ class OCTAVO_API Compressor {
   std::optional<AutoPlan> auto_;                    // only where plan_ has choices and there are several ranks
   Clock::time_point first_ready_, last_done_;       // of the step's buckets
   std::vector<Parameter> parameters_;
+  mutable std::optional<Parts> parts_;  // null until they are asked for, and once the step or a plan has changed
   StateStore state_;
   SentMomenta momenta_;
   bool residuals_are_of_momenta_ = false;

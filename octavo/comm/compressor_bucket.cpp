@@ -152,6 +152,7 @@ AutoPlan::Turn Compressor::choose_plan(Job& job) {
   for (const std::size_t index : indices) {
     const ParameterPlan& plan = plan_->of(parameters_[index].info.name);
     if (plan.choices) parameters_[index].plan = &(*plan.choices)[turn.plan];
+    parts_.reset();
     job.sends_residuals |= has_residuals_of_earlier_choice(index);
   }
   return turn;
@@ -286,12 +287,19 @@ bool Compressor::takes_as_it_is(const Job& job) const {
 bool Compressor::takes_apart(at::ScalarType dtype) const {
   const std::lock_guard lock(mutex_);
   if (collective_ != Collective::reduce_to_owners || !at::isFloatingType(dtype)) return false;
-  if (momenta_.any() || measures_ || measures_next_) return false;
-  return gradient_scale_ == 1.0F && std::ranges::all_of(parameters_, [&](const Parameter& parameter) {
-           const auto [up, down] = codecs_of(parameter);
-           return !map_of(parameter) &&
-                  (dtype == at::kFloat || std::max(up->traits().granule, down->traits().granule) < kUncut);
-         });
+  if (momenta_.any() || measures_ || measures_next_ || gradient_scale_ != 1.0F) return false;
+  if (!parts_) parts_ = parts_of_all();
+  return dtype == at::kFloat ? parts_->are_unmapped : parts_->are_unmapped && parts_->are_cut;
+}
+
+Compressor::Parts Compressor::parts_of_all() const {
+  Parts all;
+  for (const Parameter& parameter : parameters_) {
+    const auto [up, down] = codecs_of(parameter);
+    all.are_unmapped &= map_of(parameter) == nullptr;
+    all.are_cut &= std::max(up->traits().granule, down->traits().granule) < kUncut;
+  }
+  return all;
 }
 
 /// Whether a bucket's parameters are sent encoded, exempt ones too: this is so where the plan of any is not dense.

@@ -34,6 +34,7 @@ void Compressor::begin_step_of(Exchange exchange) {
   current_ = Step::under_way;
   ++steps_;
   ++step_;
+  parts_.reset();
 }
 
 bool Compressor::end_step() {

@@ -59,11 +59,13 @@ void Engine::start_backward(bool update) {
          "give_up_pass() of the engine after an error");
   }
   if (begins_step_) require_all_reduced();
+  const bool sends = std::ranges::any_of(executors, [&](const auto& each) { return each.second->sendsIn(update); });
+  // A step for the plan, which counts those that send. It may find that a rank was lost, so nothing has changed yet.
+  if (sum_ && sends) sum_->begin_pass();
+  sends_ = sends;
   is_in_pass_ = true;
   if (std::exchange(begins_step_, update)) param_registry->accumulation().forget_averages();
   has_sent_before_ = !param_registry->accumulation().reduced.empty();
-  sends_ = std::ranges::any_of(executors, [&](const auto& each) { return each.second->sendsIn(update); });
-  if (sum_ && sends_) sum_->begin_pass();  // a step for the plan, which counts those that send
   for (auto& [id, executor] : executors) executor->startBackward(update);
 }
 

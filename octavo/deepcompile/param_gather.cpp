@@ -91,7 +91,12 @@ void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarTyp
       if (end > begin && elements > most_elements_) break;
     }
     if (firsts.size() >= 2) wait(firsts[firsts.size() - 2]);
-    start_flight(std::span(needed).subspan(begin, end - begin));
+    try {
+      start_flight(std::span(needed).subspan(begin, end - begin));
+    } catch (...) {  // there may be no memory: whoever takes this call for one that started nothing frees what it gave
+      for (const long first : firsts) wait(first);
+      throw;
+    }
     firsts.push_back(needed[begin].id);
   }
 }

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/file_room.h"
 #include "octavo/kernels/fork.h"
 
 namespace octavo {
@@ -76,12 +77,10 @@ class PageFiles::File {
   /// Maps a range of zeros. Returns its memory, null where the disk is full, and where the range begins in the file.
   std::pair<void*, std::uint64_t> map(std::uint64_t bytes) {
     const auto hole = holes_.find(bytes);
-    const std::uint64_t offset = hole == holes_.end() ? end_ : hole->second;
-    const auto first = static_cast<off_t>(offset), size = static_cast<off_t>(bytes);
+    const Hole place = hole == holes_.end() ? Hole{end_, true} : hole->second;
+    const std::uint64_t offset = place.offset;
     // Room on the disk is taken now. If the disk were full later, a write to a page without room would end the process.
-    int error = EINTR;
-    while (error == EINTR) error = posix_fallocate(file_, first, size);
-    const bool has_room = error == 0;
+    const bool has_room = take_file_room(file_, offset, bytes) == 0;
     void* memory = has_room ? map_range(offset, bytes) : nullptr;
     if (memory == nullptr) {
       make_hole(offset, bytes);
@@ -91,6 +90,7 @@ class PageFiles::File {
       end_ += bytes;
     else
       holes_.erase(hole);
+    if (!place.is_zero) std::memset(memory, 0, bytes);
     return {memory, offset};
   }
 
@@ -102,16 +102,20 @@ class PageFiles::File {
     }
   }
 
-  /// Makes a range a hole for another mapping. A range for which that fails is not zero any more, and is not used
-  /// again.
+  /// Makes a range a hole for another mapping. On a file system without holes, such as NFS before 4.2, the range keeps
+  /// its room on the disk and what was written to it.
   void give_back(std::uint64_t offset, std::uint64_t bytes) {
-    if (make_hole(offset, bytes)) holes_.emplace(bytes, offset);
+    holes_.emplace(bytes, Hole{offset, make_hole(offset, bytes)});
   }
 
  private:
   struct Window {
     std::byte* start;
     std::uint64_t bytes;
+  };
+  struct Hole {
+    std::uint64_t offset;
+    bool is_zero;
   };
 
   void* map_range(std::uint64_t offset, std::uint64_t bytes) {
@@ -149,9 +153,9 @@ class PageFiles::File {
 
   const int file_;
   const pid_t owner_ = getpid();
-  std::uint64_t end_ = 0;                              // end of all ranges
-  std::multimap<std::uint64_t, std::uint64_t> holes_;  // offsets, by size
-  std::map<std::uint64_t, Window> windows_;            // by the offset of the first range
+  std::uint64_t end_ = 0;                     // end of all ranges
+  std::multimap<std::uint64_t, Hole> holes_;  // by size
+  std::map<std::uint64_t, Window> windows_;   // by the offset of the first range
 };
 
 PageFiles::PageFiles() {

@@ -36,7 +36,7 @@ def _may_not_make_hosts() -> bool:
 
 #: The reasons for which a test may be skipped, as regular expressions, each with whether it applies to this machine.
 ALLOWED: list[tuple[str, Callable[[], bool]]] = [
-    (r"network namespaces|ip netns", _may_not_make_hosts),
+    (r"network namespaces|ip netns|may not mount", _may_not_make_hosts),
     (r"the flags are those of x86", lambda: platform.machine() != "x86_64"),
     (r"(?i)\bsycl\b", _has_no_sycl_packages),
     (r"the host's allocator keeps no account", lambda: True),

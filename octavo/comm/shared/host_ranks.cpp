@@ -191,10 +191,12 @@ std::unique_ptr<Posting> HostRanks::post(const at::Tensor& sent, std::span<const
     const Parcel& one = parcels[static_cast<std::size_t>(peer)];
     parcel(rank_, posted_, peer) = {first + one.offset, one.bytes};
   }
-  slot(rank_, posted_).readers.store(static_cast<std::uint32_t>(world_size() - 1), std::memory_order_relaxed);
+  SharedWord& readers = slot(rank_, posted_).readers;
   // made before the posting, whose destructor would lock
-  std::list<Kept> kept = {{sent, &slot(rank_, posted_).readers}};
+  std::list<Kept> kept = {{sent, &readers}};
   auto posting = std::make_unique<Posting>(shared_from_this(), posted_, std::move(expected));
+  readers.store(static_cast<std::uint32_t>(world_size() - 1),
+                std::memory_order_relaxed);  // from here on nothing throws
   kept_.splice(kept_.end(), kept);
   head(rank_).posted.store(++posted_, std::memory_order_release);
   wake_all(head(rank_).posted);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/file_room.h"
 #include "octavo/kernels/round_up.h"
 
 namespace octavo {
@@ -125,9 +126,7 @@ void MemoryFile::grow(std::uint64_t bytes) {
   if (wanted <= size_) return;
   // Pages are taken now, because a process that is refused a page when it writes there is ended.
   const bool fits = wanted <= name_.capacity;
-  int refused = 0;
-  while (fits && (refused = posix_fallocate(descriptor_, 0, static_cast<off_t>(wanted))) == EINTR) {
-  }
+  const int refused = fits ? take_file_room(descriptor_, size_, wanted - size_) : 0;
   if (!fits || refused != 0) {
     fail(ErrorCode::out_of_memory, "comm.memory_file", "memory that ranks share cannot grow from ", size_, " to ",
          wanted, " bytes: ", fits ? std::strerror(refused) : "it has no address space for more",

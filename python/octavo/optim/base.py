@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base class of all optimizers, and what their steps have in common."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ClassVar
 
@@ -80,6 +80,12 @@ class Saved:
         return state.state if isinstance(state, Saved) else state
 
 
+def states_of_none(states: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Returns the entries of an optimizer's state that are of no parameter, which a program has put there: a load and a
+    copy keep them as they are, as those of torch do."""
+    return {key: Saved.of(state) for key, state in states.items() if not isinstance(key, Tensor)}
+
+
 class CheckedOptimizer(Optimizer):
     """The base class of all optimizers of Octavo. A parameter group that is refused is not added."""
 
@@ -91,6 +97,7 @@ class CheckedOptimizer(Optimizer):
         try:
             self._require_parameters(group["params"])
             self._require_valid(group)
+            self._require(group.get("lr", 0) >= 0, "a finite lr of at least 0", repr(group.get("lr")))
             for name in self._alike:
                 same, both = group[name] == first[name], f"{first[name]} and {group[name]}"
                 self._require(same, f"the same {name} in all parameter groups", both)
@@ -112,7 +119,9 @@ class CheckedOptimizer(Optimizer):
     def _require_valid(self, group: dict[str, Any]) -> None:
         """Raises ValueError for options of a group that are out of range, or not supported."""
         require_inert(self, group)
-        for name in ("lr", "eps", "weight_decay", "variance_floor"):
+        # a schedule of torch's may end a rounding error below 0
+        self._require(is_number(group.get("lr", 0)), "a finite lr of at least 0", repr(group.get("lr")))
+        for name in ("eps", "weight_decay", "variance_floor"):
             value = group.get(name, 0)
             self._require(is_number(value) and value >= 0, f"a finite {name} of at least 0", repr(value))
         betas = self._betas(group)

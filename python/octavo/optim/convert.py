@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo.optim.base import unwrapped
 from octavo.optim.fused import OWN_OPTIONS, FusedOptimizer
 from octavo.optim.shards import as_shard, is_sharded, local
 from octavo.optim.state_formats import BLOCK, IS_SIGNED, blocks_of, floats_of, has_codes, names_of
@@ -51,14 +52,16 @@ def from_bitsandbytes(state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_bitsandbytes(optimizer: FusedOptimizer) -> dict[str, Any]:
-    """Returns what ``load_state_dict`` of bitsandbytes' class of the same name takes.
+    """Returns what ``load_state_dict`` of bitsandbytes' class of the same name takes. Takes an optimizer out of
+    wrappers such as Accelerate's.
 
     States in 32 bits stay in 32 bits, codes of 8 bits keep their values, and codes of 4 bits become codes of 8. There
     is one exception: where the extreme of a momentum's block is negative, the extreme and what the map rounds to it
     become -0.993 of its magnitude, as in any such block of bitsandbytes. ``extra_bits`` are left out. Raises ValueError
     for parameters that are DTensors, of which bitsandbytes has no states, and for a weight decay of ``Adam``, because
-    bitsandbytes decouples that of both its classes.
+    bitsandbytes decouples that of both its classes. Raises TypeError for another kind of optimizer.
     """
+    optimizer = _fused("to_bitsandbytes", optimizer)
     for group in optimizer.param_groups:
         if group["weight_decay"] and not group.get("decoupled_weight_decay", True):
             raise ValueError(
@@ -90,7 +93,9 @@ def to_bitsandbytes(optimizer: FusedOptimizer) -> dict[str, Any]:
 def to_torch(optimizer: FusedOptimizer) -> dict[str, Any]:
     """Returns what ``load_state_dict`` of ``torch.optim.Adam`` and ``AdamW`` takes, with all moments in float32.
     ``extra_bits`` are left out. For Lion, which torch does not have, it returns the momentum. The moments of DTensors
-    are DTensors, as ``fully_shard`` needs them."""
+    are DTensors, as ``fully_shard`` needs them. Takes an optimizer out of wrappers such as Accelerate's. Raises
+    TypeError for another kind of optimizer."""
+    optimizer = _fused("to_torch", optimizer)
 
     def exported(state: dict[str, Tensor], bits: int, parameter: Tensor) -> dict[str, Any]:
         others: dict[str, Any] = {"step": state["step"].clone()}
@@ -164,6 +169,18 @@ def _scales_of(absmax: Tensor | None, count: int) -> Tensor:
 
 
 # ---- to others
+
+
+def _fused(name: str, optimizer: Any) -> FusedOptimizer:
+    """Returns the optimizer itself, for the function ``name``. Raises TypeError for one whose states have no form of
+    other libraries."""
+    optimizer = unwrapped(optimizer)
+    if not isinstance(optimizer, FusedOptimizer):
+        raise TypeError(
+            f"[optim.{name}] expected an Adam, AdamW or Lion of octavo.optim, in any number of bits, got a "
+            f"{type(optimizer).__name__}"
+        )
+    return optimizer
 
 
 def _codes_of_8_bits(state: dict[str, Tensor], moment: str, bits: int, shape: torch.Size) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,15 @@ from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
 
 from octavo.arguments import is_whole_number
-from octavo.optim.base import CheckedOptimizer, Saved, eager_step, loss_of, of_itself, outside_of_inference
+from octavo.optim.base import (
+    CheckedOptimizer,
+    Saved,
+    eager_step,
+    loss_of,
+    of_itself,
+    outside_of_inference,
+    states_of_none,
+)
 from octavo.optim.checks import TORCHS_OWN, page_folder, require_dense, require_group_options
 from octavo.optim.clipping import GradientClip, require_max_norm
 from octavo.optim.nonfinite import NONFINITE, NonfiniteFlags, NothingChanged, finite_on_all_ranks
@@ -38,6 +46,7 @@ class Moved(NamedTuple):
 
     parameters: list[Tensor]
     states: list[dict[str, Tensor]]
+    first_states: dict[Tensor, dict[str, Tensor]]  # of those that have made no step; the optimizer's once they have
 
     def values(self, moment: str) -> list[Tensor]:
         """Returns the floats or codes of a moment, one tensor per parameter."""
@@ -297,7 +306,7 @@ class FusedOptimizer(CheckedOptimizer):
         self._require(skips, "nonfinite as 'skip_element' in backward", repr(group["nonfinite"]))
 
     def _step_calls(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> list[StepCall]:
-        """Returns what makes the step of parameters that have a ``grad``, a call for each device. Makes the states of
+        """Returns what makes the step of parameters that have a ``grad``, a call for each device, with the states of
         parameters that have none yet."""
         self._maker.memory.require_own_process()
         self._require_format(group, parameters)
@@ -306,11 +315,11 @@ class FusedOptimizer(CheckedOptimizer):
         for parameter in parameters:
             if parameter.dtype not in STEP_DTYPES:
                 self._require(False, "parameters in float32, bfloat16 or float16", parameter.dtype)
-            state = self.state[parameter]
+            here = by_device.setdefault(parameter.device, Moved([], [], {}))
+            state = self.state.get(parameter)  # not self.state[parameter], which makes an entry
             if not state:
-                state = self.state[parameter] = self._maker.first(group, parameter)
+                state = here.first_states[parameter] = self._maker.first(group, parameter)
             self._maker.fit_extra_bits(group, parameter, state)
-            here = by_device.setdefault(parameter.device, Moved([], []))
             here.parameters.append(parameter)
             here.states.append(state)
         for device, here in by_device.items():
@@ -343,6 +352,7 @@ class FusedOptimizer(CheckedOptimizer):
 
     def _make_step(self, group: dict[str, Any], moved: Moved, tensors: dict[str, Any]) -> None:
         self._call(group, moved, tensors)
+        self.state.update(moved.first_states)
         # of a shard, the operator has counted the change, but not of its DTensor
         increment_version([p for p in moved.parameters if is_sharded(p)])
         moved.count_step()
@@ -351,7 +361,7 @@ class FusedOptimizer(CheckedOptimizer):
         """Raises ValueError unless codes are of the group's ``optim_bits``. It looks at one parameter that has codes,
         because ``optim_bits`` changes for all parameters of a group."""
         moment = self._moments[0]
-        coded = next((p for p in parameters if has_codes(self.state[p], moment)), None)
+        coded = next((p for p in parameters if has_codes(self.state.get(p, {}), moment)), None)
         if coded is None:
             return
         known = [bits for bits in (8, 4) if is_fitting(self.state[coded], moment, bits, local(coded).shape)]
@@ -428,7 +438,7 @@ class FusedOptimizer(CheckedOptimizer):
         else:
             self._require_same_names(saved_groups)
             groups = [self._loaded(*pair) for pair in zip(saved_groups, self.param_groups, strict=True)]
-        states: dict[Tensor, dict[str, Tensor]] = {}
+        states = states_of_none(state["state"])
         for group, saved_group in zip(groups, saved_groups, strict=True):
             self._require_valid(group)
             saved_bits = 4 if saved_group.get("optim_bits") == 4 else 8

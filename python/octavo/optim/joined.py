@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -110,6 +110,10 @@ class JoinedOptimizer(CheckedOptimizer):
 
     def _parameters(self) -> list[Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def _states(self) -> dict[Tensor, dict[str, Any]]:
+        """Returns the states of parameters, without entries that a program has put beside them."""
+        return {parameter: self.state[parameter] for parameter in self._parameters() if parameter in self.state}
 
     def _require_joined(self) -> None:
         """Raises RuntimeError on several ranks without a handle: the optimizer would take averaged gradients for its

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from octavo.optim.base import Saved, outside_of_inference
+from octavo.optim.base import Saved, outside_of_inference, states_of_none
 from octavo.optim.checks import OF_ELEMENTS, page_folder, require_dense, require_steppable
 from octavo.optim.state_memory import StateMemory
 
@@ -64,7 +64,7 @@ class ManagedStates(Optimizer):
             self._is_paged, self._memory = state["_is_paged"], StateMemory(type(self).__name__, state["_page_dir"])
         saved = {parameter: Saved.of(one) for parameter, one in state["state"].items() if isinstance(parameter, Tensor)}
         states = {parameter: self._restored(parameter, one) for parameter, one in saved.items()}
-        super().__setstate__(state | {"state": defaultdict(dict, states)})
+        super().__setstate__(state | {"state": defaultdict(dict, states | states_of_none(state["state"]))})
         self._memory.belongs_here()
 
     def _restored(self, parameter: Tensor, saved: Mapping[str, Any]) -> dict[str, Any]:

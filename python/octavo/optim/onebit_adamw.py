@@ -305,7 +305,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     def _finish_freeze(self) -> bool:
         """Does what is left of a freeze that failed midway, here or in the run whose state was loaded. Returns whether
         there was one."""
-        is_begun = not self.frozen and any(state.get("frozen") for state in self.state.values())
+        is_begun = not self.frozen and any(state.get("frozen") for state in self._states().values())
         if not (self._must_freeze or is_begun):
             return False
         self._freeze()
@@ -360,7 +360,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         if not self.frozen:
             self._handle._follow(as_plan(self.warmup_plan), {}, 0.0)
             return
-        ours = {p: s for p, s in self.state.items() if s.get("frozen") and p in self._sent}
+        ours = {p: s for p, s in self._states().items() if s.get("frozen") and p in self._sent}
         frozen = {p: (s["exp_avg"], s["exp_avg_sq"]) for p, s in ours.items()}
         self._handle._follow(self._plan.for_momentum(), frozen, self.param_groups[0]["frozen_beta"])
 

@@ -219,7 +219,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         of backward. It sends nothing where they are the same already. Call it on all ranks, between steps."""
         self._restore_parameters()
         self._note_last_step()
-        if self._handle is None or not any(state.get("total") for state in self.state.values()):
+        if self._handle is None or not any(state.get("total") for state in self._states().values()):
             return
         self._is_averaged = self._handle.exchange_updates()
         self._noted_step = self._handle.step
@@ -479,7 +479,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     def state_dict(self) -> dict[str, Any]:
         self._memory.require_own_process()  # first: what is left of the last step changes states
         self._note_last_step()
-        self._set_position(learnt=any(self.state.values()))
+        self._set_position(learnt=any(self._states().values()))
         return super().state_dict()
 
     @outside_of_inference
@@ -492,7 +492,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             _require_any_state(saved)
 
         self._load_checked(state_dict, check)
-        for parameter, state in self.state.items():
+        for parameter, state in self._states().items():
             if self._handle is None and "preconditioner" in state:
                 self._begin_round_alone(parameter)
         self._enter_phase()

@@ -178,7 +178,11 @@ class ZeroEngine:
         RuntimeError where ``step`` is due."""
         self._progress.require_next_micro_batch()
         require_differentiable(loss)
-        self._engine.start_backward(self.is_last_micro_batch)
+        try:
+            self._engine.start_backward(self.is_last_micro_batch)
+        except (RuntimeError, TimeoutError) as error:  # another rank was lost: only now is the pass before known to all
+            self.fail(error)
+            raise
         for parameter in self.parts:
             parameter.grad = None  # what a pass that was not this engine's has left
         self._engine.ignore_gradients(False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -206,11 +207,18 @@ class Gathering:
         needed = [id for id in ids if id not in self._there]
         if not needed:
             return
-        for id in needed:
-            _C.allow_access(self._wholes[id])
-            if id not in self._unresizable:
-                self._storages[id].resize_(self._bytes[id])
-        self._engine.gather_into(needed, [self._wholes[id] for id in needed])
+        try:
+            for id in needed:
+                _C.allow_access(self._wholes[id])
+                if id not in self._unresizable:
+                    self._storages[id].resize_(self._bytes[id])
+            self._engine.gather_into(needed, [self._wholes[id] for id in needed])
+        except BaseException:  # where there is no memory, the same gather may be started again
+            for id in needed:
+                with suppress(ValueError):  # of one whose transfer was lost on its way, and may still write to it
+                    self._engine.give_back(id)
+                    self._empty(id)
+            raise
         self._there.update(needed)
         self._moving.update(needed)
 

@@ -5,7 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <csignal>
+#include <cstring>
 #include <string>
+#include <sys/time.h>
 #include <thread>
 
 #include "octavo/comm/compressor.h"
@@ -60,6 +63,20 @@ TEST(MemoryFile, IsFoundByItsNameAlone) {
   MemoryFile::Name none = other;
   none.descriptor = 0;  // this descriptor exists, but it is not our file
   EXPECT_EQ(MemoryFile::open(none), nullptr);
+}
+
+TEST(MemoryFile, GrowsThoughSignalsInterruptIt) {
+  struct sigaction ignored{}, before{};
+  ignored.sa_handler = [](int) {};
+  ASSERT_EQ(sigaction(SIGALRM, &ignored, &before), 0);
+  const itimerval often{{0, 5000}, {0, 5000}}, never{};  // as often as a profiler does
+  ASSERT_EQ(setitimer(ITIMER_REAL, &often, nullptr), 0);
+  const auto file = MemoryFile::create();
+  file->grow(std::uint64_t{512} << 20U);
+  EXPECT_EQ(setitimer(ITIMER_REAL, &never, nullptr), 0);
+  EXPECT_EQ(sigaction(SIGALRM, &before, nullptr), 0);
+  EXPECT_EQ(file->size(), std::uint64_t{512} << 20U);
+  std::memset(file->data() + (std::size_t{256} << 20U), 1, 4096);
 }
 
 TEST(MemoryFile, CannotGrowBeyondItsAddresses) {

@@ -305,6 +305,23 @@ def test_a_schedule_a_closure_and_a_scaler_of_torch_work():
     assert all(torch.equal(a, b) for a, b in zip(tensors_of(optimizer), before, strict=True))
 
 
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_schedule_that_ends_a_rounding_error_below_0_goes_on(name):
+    """LinearLR multiplies, and does not set what it ends with."""
+    _, optimizer = run(MAKERS[name], range(1), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, end_factor=0.0, total_iters=4)
+    for step in range(1, 6):
+        go_on(optimizer, range(step, step + 1))
+        schedule.step()
+    assert -1e-12 < optimizer.param_groups[0]["lr"] < 0
+    go_on(optimizer, range(6, 7))
+    _, resumed = run(MAKERS[name], range(1), lr=0.1)
+    resumed.load_state_dict(optimizer.state_dict())
+    go_on(resumed, range(7, 8))
+    with pytest.raises(ValueError, match=r"expected a finite lr of at least 0, got -0\.1"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))], "lr": -0.1})
+
+
 def test_the_state_is_of_plain_tensors_and_bytes_are_as_promised():
     parameter = nn.Parameter(torch.zeros(1 << 16))
     bytes_of = {}
@@ -328,6 +345,7 @@ def test_a_dtype_without_kernels_is_refused_before_anything_moves(make):
     with pytest.raises(ValueError, match=words):
         optimizer.step()
     assert torch.equal(known, torch.ones(8)), "the first group has moved"
+    assert not optimizer.state, "torch.distributed.checkpoint would take it for one that has made a step"
     wide.grad = None
     optimizer.step()
     assert (known < 1).all()

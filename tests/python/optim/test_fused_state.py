@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from fused_runs import go_on, is_all_paged, parameters_of, run, same, tensors_of
+from fused_runs import MAKERS, go_on, is_all_paged, parameters_of, run, same, tensors_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -317,3 +317,16 @@ except RuntimeError:
 def test_a_step_that_finds_no_memory_for_its_copies_has_changed_nothing():
     done = subprocess.run([sys.executable, "-c", WITHOUT_ROOM], capture_output=True, text=True, timeout=100)
     assert done.stdout == "True True\n", done.stderr
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_a_program_keeps_in_the_state_stays_there(name):
+    """torch copies state that is of no parameter as it is."""
+    _, optimizer = run(MAKERS[name], range(1))
+    optimizer.state["mean loss"] = 0.5
+    go_on(optimizer, range(1, 4))
+    _, loaded = run(MAKERS[name], range(1))
+    loaded.load_state_dict(optimizer.state_dict())
+    for other in (loaded, copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert other.state["mean loss"] == 0.5
+        go_on(other, range(4, 5))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from lightning.fabric.wrappers import _FabricOptimizer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import nn
@@ -21,6 +22,12 @@ from octavo.optim.joined import joined_optimizer
 
 def by_fabric(optimizer: Optimizer) -> Any:
     return _FabricOptimizer(optimizer, strategy=SimpleNamespace())
+
+
+def by_accelerate(optimizer: Optimizer) -> Any:
+    wrapper = AcceleratedOptimizer.__new__(AcceleratedOptimizer)  # its __init__ asks for an Accelerator
+    wrapper.optimizer = optimizer
+    return wrapper
 
 
 WRAPPERS = pytest.mark.parametrize("wrap", [LightningOptimizer, by_fabric])
@@ -88,3 +95,22 @@ def test_the_anchor_is_that_of_outer_itself(two_ranks):
     for rank, (anchor, own) in enumerate(two_ranks.run(anchors_of)):
         assert anchor == [1.0] * 4
         assert own == pytest.approx([1.0 - 0.1 * (1 + rank)] * 4)
+
+
+@pytest.mark.parametrize("wrap", [LightningOptimizer, by_fabric, by_accelerate])
+@pytest.mark.parametrize("translate", [octavo.optim.to_torch, octavo.optim.to_bitsandbytes])
+def test_the_states_of_the_optimizer_itself_are_translated(wrap, translate):
+    optimizer = AdamW8bit([parameter_with_gradient()], lr=0.1)
+    optimizer.step()
+    torch.testing.assert_close(translate(wrap(optimizer)), translate(optimizer), rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("make", [OneBitAdamW, OneBitLamb, ZeroOneAdam])
+@pytest.mark.parametrize("translate", [octavo.optim.to_torch, octavo.optim.to_bitsandbytes])
+def test_states_without_a_form_of_other_libraries_are_refused(make, translate):
+    optimizer = make([nn.Parameter(torch.ones(4))], lr=0.1, **JOINED[make])
+    words = (
+        rf"^\[optim\.{translate.__name__}\] expected an Adam, AdamW or Lion of octavo\.optim.*got a {make.__name__}$"
+    )
+    with pytest.raises(TypeError, match=words):
+        translate(optimizer)

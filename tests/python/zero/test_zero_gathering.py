@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from zero_runs import Engine, engine_of, error_of, inputs_of, train
+from zero_runs import Engine, engine_of, error_of, inputs_of, net, train
 
 
 class Transfers:
@@ -108,3 +108,30 @@ def leave_after_the_module(rank: int) -> None:
 
 def test_a_context_that_outlives_its_module_leaves_nothing_whole(two_ranks):
     two_ranks.run(leave_after_the_module)
+
+
+class WithoutRoom(Transfers):
+    """An engine that finds no memory for its first transfer."""
+
+    def gather_into(self, ids: list[int], wholes: list[Tensor]) -> None:
+        if not self.started:
+            self.started.append(ids)
+            raise RuntimeError("no room")
+        super().gather_into(ids, wholes)
+
+
+def gather_again_without_room(rank: int) -> tuple[str, str, bool]:
+    model = net()
+    expected = [parameter.detach().clone() for parameter in model.parameters()]
+    engine = engine_of(model, 3)
+    WithoutRoom(engine)
+    refused = error_of(lambda: engine(inputs_of(rank)))
+    read = error_of(lambda: model[0].weight.sum())
+    with engine.gathered():
+        same = all(map(torch.equal, model.parameters(), expected))
+    return refused, read, same
+
+
+def test_parameters_are_refused_after_a_gather_that_found_no_memory(two_ranks):
+    for refused, read, same in two_ranks.run(gather_again_without_room):
+        assert "no room" in refused and "is not whole on rank" in read and same

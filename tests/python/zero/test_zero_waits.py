@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 from torch import nn
-from zero_runs import error_of, inputs_of, net, train
+from zero_runs import engine_of, error_of, inputs_of, net, train
 
 import octavo
 from octavo.zero.compiled import Contract, ZeroGraph
@@ -101,3 +101,29 @@ def test_a_late_gather_of_an_export_ends_in_time(two_ranks, tmp_path):
     assert late[1].startswith(("RuntimeError: [zero.", "TimeoutError: [zero.")), late[1]
     for _, said in (early, late):
         assert "then RuntimeError: [zero.backward] an earlier error stopped this engine" in said
+
+
+class LostAfterAPass:
+    """An engine of C++ that finds only when the next pass begins that a rank was lost after the last bucket."""
+
+    def __init__(self, engine: object):
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._engine, name)
+
+    def start_backward(self, update: bool) -> None:
+        raise TimeoutError("[comm.shared_memory] rank 1 did not send within 2000 ms")
+
+
+def lose_a_rank_after_a_pass(rank: int) -> tuple[str, str]:
+    engine = engine_of(net(), 2, accumulation_steps=2)
+    engine.backward(engine(inputs_of(rank)).sum())
+    engine._engine = LostAfterAPass(engine._engine)
+    return tuple(error_of(lambda: engine.backward(engine(inputs_of(rank)).sum())) for _ in range(2))
+
+
+def test_a_rank_that_was_lost_after_a_pass_ends_the_engine_in_the_next(two_ranks):
+    """Otherwise a second attempt would go on without the gradients of the micro-batches before."""
+    for first, second in two_ranks.run(lose_a_rank_after_a_pass):
+        assert "rank 1 did not send" in first and "[zero.backward] an earlier error stopped this engine" in second
