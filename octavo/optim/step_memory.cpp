@@ -24,26 +24,17 @@ at::Tensor walked_order(const StepTensors& tensors, std::size_t i) {
   return parameter.is_contiguous() ? parameter : row_major(parameter);
 }
 
-/// Whether kernels can work in the tensors' own memory.
-bool is_in_place(const StepTensors& tensors, std::size_t i) {
+/// Returns those of a parameter's tensors that lie in another memory order than it is walked in. Kernels work on copies
+/// of them.
+std::vector<at::Tensor> in_other_orders(const StepTensors& tensors, std::size_t i) {
   const at::Tensor order = walked_order(tensors, i);
-  const auto is_walked = [&](const at::Tensor& tensor) { return has_order_of(tensor, order); };
-  const auto is_state_walked = [&](at::TensorList values) {
-    return !is_given(values, i) || values[i].sizes() != order.sizes() ||
-           is_walked(values[i]);  // codes of 4 bits are flat
-  };
-  return is_walked(tensors.parameters[i]) && is_walked(tensors.gradients[i]) && is_state_walked(tensors.means) &&
-         is_state_walked(tensors.squares) && is_state_walked(tensors.tails);
-}
-
-/// Returns the bytes of copies of all of a parameter's tensors.
-std::int64_t copy_bytes(const StepTensors& tensors, std::size_t i) {
-  std::int64_t bytes = 0;
+  std::vector<at::Tensor> found;
   for (const at::TensorList list :
        {tensors.parameters, tensors.gradients, tensors.means, tensors.squares, tensors.tails}) {
-    if (is_given(list, i)) bytes += CopyRoom::size_bytes(tensors.parameters[i].numel(), list[i].scalar_type());
+    const bool is_walked = is_given(list, i) && list[i].sizes() == order.sizes();  // codes of 4 bits are flat
+    if (is_walked && !has_order_of(list[i], order)) found.push_back(list[i]);
   }
-  return bytes;
+  return found;
 }
 
 }  // namespace
@@ -99,8 +90,12 @@ StateView FlatTensors::view_of(const StepTensors& tensors, at::TensorList values
 
 Copied::Copied(const StepTensors& tensors) : is_copied(tensors.parameters.size()) {
   for (std::size_t i = 0; i < is_copied.size(); ++i) {
-    is_copied[i] = !is_in_place(tensors, i);
-    if (is_copied[i]) room.reserve(copy_bytes(tensors, i), tensors.parameters[i].device());
+    std::int64_t bytes = 0;
+    for (const at::Tensor& one : in_other_orders(tensors, i)) {
+      bytes += CopyRoom::size_bytes(one.numel(), one.scalar_type());
+    }
+    is_copied[i] = bytes > 0;
+    if (is_copied[i]) room.reserve(bytes, tensors.parameters[i].device());
   }
 }
 
