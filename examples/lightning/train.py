@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lightning with compressed gradients: torchrun --nproc-per-node 2 examples/lightning/train.py
 
-The script is an ordinary one except for CompressGradients, which works with any LightningModule under strategy "ddp".
+The script is an ordinary one except for CompressGradients, which works with any LightningModule under strategy "ddp"
+that has one optimizer. It clips in the place of Trainer(gradient_clip_val=...), which cannot tell error feedback of a
+clip.
 """
 
 import lightning as L
@@ -13,13 +15,20 @@ import octavo
 
 
 class CompressGradients(L.Callback):
-    """Compresses the gradients of the model that Lightning has wrapped in DistributedDataParallel."""
+    """Compresses the gradients of the model that Lightning has wrapped in DistributedDataParallel, and clips them to
+    max_norm, unless it is None."""
 
-    def __init__(self, plan: str):
-        self.plan = plan
+    def __init__(self, plan: str, max_norm: float | None = None):
+        self.plan, self.max_norm = plan, max_norm
 
     def on_train_start(self, trainer, module):
-        self.handle = octavo.compress(trainer.strategy.model, self.plan)
+        scaler = getattr(trainer.precision_plugin, "scaler", None)  # there is one with precision="16-mixed"
+        model, optimizer = trainer.strategy.model, trainer.optimizers[0]
+        self.handle = octavo.compress(model, self.plan, optimizer=optimizer, scaler=scaler)
+
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        if self.max_norm is not None:
+            self.handle.clip_grad_norm_(self.max_norm)
 
 
 class Classifier(L.LightningModule):
@@ -42,7 +51,7 @@ def main() -> None:
     L.seed_everything(0)
     inputs = torch.randn(1280, 64)
     data = DataLoader(TensorDataset(inputs, inputs[:, :8].argmax(1)), batch_size=16, shuffle=True)
-    model, compression = Classifier(), CompressGradients("int4+ef")
+    model, compression = Classifier(), CompressGradients("int4+ef", max_norm=1.0)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,

@@ -99,7 +99,7 @@ def train(name: str, options: argparse.Namespace) -> list[float]:
             use_cpu=options.device == "cpu",
             disable_tqdm=True,
         ),
-        train_dataset=[kept for kept in samples if kept["labels"][-1] != -100],  # those whose answer was not cut off
+        train_dataset=[kept for kept in samples if kept["labels"][-1] != -100],  # those with a part of their answer
         data_collator=DataCollatorForSeq2Seq(tokenizer),
         **chosen,
     )

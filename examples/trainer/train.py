@@ -2,10 +2,12 @@
 """HF Trainer with compressed gradients: torchrun --nproc-per-node 2 examples/trainer/train.py [--one-bit]
 
 The script is an ordinary one except for CompressGradients, which works with any model and any optimizer of Trainer.
-With --one-bit the optimizer is OneBitAdamW, which sends its momentum in one bit after a warm-up.
+With Signum, DistributedLion and ZeroOneAdam, which do not clip, give it max_norm=None. With --one-bit the optimizer is
+OneBitAdamW, which sends its momentum in one bit after a warm-up.
 """
 
 import sys
+from contextlib import suppress
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
@@ -15,9 +17,9 @@ import octavo
 
 class CompressGradients(TrainerCallback):
     """Compresses the gradients of the model that Trainer has wrapped in DistributedDataParallel, and clips them to
-    max_norm in the place of Trainer, which cannot tell error feedback of a clip."""
+    max_norm, unless it is None, in the place of Trainer, which cannot tell error feedback of a clip."""
 
-    def __init__(self, trainer: Trainer, plan: str, max_norm: float = 1.0):
+    def __init__(self, trainer: Trainer, plan: str, max_norm: float | None = 1.0):
         self.trainer, self.plan, self.max_norm, self.compressed = trainer, plan, max_norm, None
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -27,7 +29,10 @@ class CompressGradients(TrainerCallback):
             self.handle = octavo.compress(self.compressed, self.plan, optimizer=self.trainer.optimizer, scaler=scaler)
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        self.trainer.accelerator.unscale_gradients()
+        if self.max_norm is None:
+            return
+        with suppress(RuntimeError):  # some versions of Trainer have done it, for the norm that they log
+            self.trainer.accelerator.unscale_gradients()
         self.handle.clip_grad_norm_(self.max_norm)
 
     def on_train_end(self, args, state, control, **kwargs):

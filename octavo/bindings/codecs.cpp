@@ -22,26 +22,74 @@ const Codec& codec_of(const Plan& plan) {
        " maps whole tensors, by their shape, in several rounds: it has no payload; octavo.all_reduce runs it");
 }
 
+constexpr const char* kOfPlan = R"doc(How values travel: the codec, its error feedback, and rules for some parameters.
+
+Plan(text) parses a text such as "int4+ef", "topk:0.01+ef+warmup:200" or "int4+ef;*embed*=dense"; docs/gradients.md lists
+all plans. Raises ValueError, which says what would work, for a text that is none. Plans are immutable, are equal where
+their texts are, can be pickled, and may be used from any thread. Properties are those of the plan of all parameters that
+no rule fits; of() returns the plan of a parameter.)doc";
+
+/// Returns the plan of a parameter as one without rules.
+Plan plan_of(const Plan& plan, const std::string& parameter) {
+  Plan own;
+  static_cast<ParameterPlan&>(own) = plan.of(parameter);
+  return own;
+}
+
+py::list rules_of(const Plan& plan) {
+  py::list rules;
+  for (const Plan::Rule& rule : plan.rules) rules.append(py::make_tuple(rule.pattern, rule.plan.text()));
+  return rules;
+}
+
 void bind_plan(py::module_& m) {
-  py::class_<Plan>(m, "Plan")
+  py::class_<Plan>(m, "Plan", kOfPlan)
       .def(py::init(&Plan::parse), py::arg("text"))
       .def(py::init([](const Plan& plan) { return plan; }), py::arg("plan"))
       .def(py::pickle([](const Plan& plan) { return plan.text(); },
                       [](const std::string& text) { return Plan::parse(text); }))
-      .def_property_readonly("codec", [](const Plan& plan) { return plan.map ? plan.map->text() : plan.codec->text(); })
-      .def_property_readonly("error_feedback", [](const Plan& plan) { return plan.feedback != nullptr; })
-      .def_property_readonly("momentum", [](const Plan& plan) { return plan.momentum(); })
-      .def("with_momentum", &Plan::with_momentum, py::arg("momentum"))
-      .def("averaged_over_hits", &Plan::averaged_over_hits)
-      .def("with_decay", &Plan::with_decay, py::arg("decay"))
-      .def_property_readonly("votes", &Plan::votes)
-      .def_property_readonly("leaves_unsent", [](const Plan& plan) { return plan.codec->traits().leaves_unsent; })
-      .def_property_readonly("is_auto", [](const Plan& plan) { return plan.choices != nullptr; })
-      .def("for_momentum", &Plan::for_momentum)
-      .def("require_rules_fit", &Plan::require_rules_fit, py::arg("parameters"))
+      .def_property_readonly(
+          "codec", [](const Plan& plan) { return plan.map ? plan.map->text() : plan.codec->text(); },
+          "The codec, without feedback: what ranks send to the owners of a range, and owners to all.")
+      .def_property_readonly(
+          "down",
+          [](const Plan& plan) { return plan.down ? std::optional(plan.down->text()) : std::optional<std::string>(); },
+          "The codec of what owners send to all, where it is another one (+down); otherwise None.")
+      .def_property_readonly(
+          "rules", &rules_of,
+          "A list of (pattern, plan): the parameters whose names a pattern fits travel by that plan.")
+      .def("of", &plan_of, py::arg("parameter"), "Returns the plan of the parameter of this name.")
+      .def_property_readonly(
+          "warmup_steps", [](const Plan& plan) { return plan.warm_up ? plan.warm_up->steps : 0; },
+          "The first steps of a run, in which more is sent (+warmup); 0 where there are none.")
+      .def_property_readonly(
+          "error_feedback", [](const Plan& plan) { return plan.feedback != nullptr; },
+          "Whether what a message leaves out is added to a later one.")
+      .def_property_readonly(
+          "momentum", [](const Plan& plan) { return plan.momentum(); },
+          "The momentum that the plan keeps in the optimizer's place (dgc, fetchsgd); None where it keeps none.")
+      .def("with_momentum", &Plan::with_momentum, py::arg("momentum"),
+           "Returns the plan with another momentum for all parameters, where it keeps one.")
+      .def("averaged_over_hits", &Plan::averaged_over_hits,
+           "Returns the plan with +hits for all parameters that take it. Raises ValueError where none does.")
+      .def("with_decay", &Plan::with_decay, py::arg("decay"),
+           "Returns the plan with another decay for all parameters that have +ef. Raises ValueError where none has it, "
+           "and for a decay that is not above 0 and at most 1.")
+      .def_property_readonly("votes", &Plan::votes,
+                             "Whether a parameter's sums keep only signs (sign-vote), for optimizers of signs.")
+      .def_property_readonly(
+          "leaves_unsent", [](const Plan& plan) { return plan.codec->traits().leaves_unsent; },
+          "Whether most values are not sent in a step (topk, threshold, randomk).")
+      .def_property_readonly(
+          "is_auto", [](const Plan& plan) { return plan.choices != nullptr; },
+          "Whether a codec is chosen for each bucket by measurement.")
+      .def("for_momentum", &Plan::for_momentum,
+           "Returns the plan for averaging momenta under a frozen variance: signs then have one scale per tensor.")
+      .def("require_rules_fit", &Plan::require_rules_fit, py::arg("parameters"),
+           "Raises ValueError where a rule fits none of these names.")
       .def(
           "payload_bytes", [](const Plan& plan, std::uint64_t count) { return codec_of(plan).payload_bytes(count); },
-          py::arg("count"))
+          py::arg("count"), "Returns the bytes of a message of `count` values, or the most that they may be.")
       .def("__str__", &Plan::text)
       .def(
           "__eq__", [](const Plan& a, const Plan& b) { return a.text() == b.text(); }, py::is_operator())

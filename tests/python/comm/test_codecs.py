@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Codecs compared with torch's own arithmetic, and what each of them is good for."""
 
+import ast
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -178,3 +180,27 @@ def test_a_plan_is_a_value():
     assert plan != "int4" and plan is not None and plan not in ["int4", None] and plan == octavo.Plan(str(plan))
     assert octavo.Plan(plan) == copy.deepcopy(plan) == pickle.loads(pickle.dumps(plan)) == plan
     assert {plan: 1}[copy.copy(plan)] == 1
+
+
+def test_a_plan_says_what_it_is_made_of():
+    plan = octavo.Plan("int4+down:int8+ef;lm_head.*=topk:0.01+ef+warmup:200;*embed*=dense")
+    assert (plan.codec, plan.down, plan.error_feedback, plan.warmup_steps) == ("int4", "int8", True, 0)
+    assert plan.rules == [("lm_head.*", "topk:0.01+ef+warmup:200"), ("*embed*", "dense")]
+    head = plan.of("lm_head.weight")
+    assert (head.codec, head.down, head.leaves_unsent, head.warmup_steps, head.rules) == (
+        "topk:0.01",
+        None,
+        True,
+        200,
+        [],
+    )
+    assert plan.of("layers.0.weight") == octavo.Plan("int4+down:int8+ef")
+
+
+def test_type_checkers_know_what_a_plan_has():
+    stub = ast.parse((Path(octavo.__file__).parent / "_C.pyi").read_text())
+    (of_plan,) = (node for node in stub.body if isinstance(node, ast.ClassDef) and node.name == "Plan")
+    declared = {node.name for node in of_plan.body if isinstance(node, ast.FunctionDef)}
+    public = {name for name in vars(octavo.Plan) if not name.startswith("_") or name == "__init__"}
+    assert declared == public
+    assert all(getattr(octavo.Plan, name).__doc__ for name in public)

@@ -6,9 +6,10 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 from fork_server import run_ranks
 
 import octavo
@@ -45,11 +46,31 @@ def test_the_loss_falls_while_a_quarter_of_the_bytes_travels(framework, options,
     assert 0 < sent < dense / 4, said  # 4 bits per value, and the exempt vectors of a very small model
 
 
-def test_a_second_train_goes_on_with_the_hook_of_the_first(monkeypatch):
-    """DistributedDataParallel accepts only one hook."""
+def trainer_example() -> ModuleType:
     spec = importlib.util.spec_from_file_location("trainer_example", EXAMPLES / "trainer" / "train.py")
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
+    return example
+
+
+@pytest.mark.parametrize("is_unscaled", [False, True])
+def test_gradients_are_unscaled_once_whatever_trainer_has_done(is_unscaled):
+    """From some version on, Trainer does it for the norm that it logs."""
+    parameter = torch.nn.Parameter(torch.ones(4))
+    optimizer, scaler = torch.optim.SGD([parameter], lr=1.0), torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(parameter.sum()).backward()
+    if is_unscaled:
+        scaler.unscale_(optimizer)
+    accelerator = SimpleNamespace(unscale_gradients=lambda: scaler.unscale_(optimizer))
+    callback = trainer_example().CompressGradients(SimpleNamespace(accelerator=accelerator), "int4+ef", max_norm=2.5)
+    callback.handle = SimpleNamespace(clip_grad_norm_=lambda norm: torch.nn.utils.clip_grad_norm_([parameter], norm))
+    callback.on_pre_optimizer_step(None, None, None)
+    assert torch.equal(parameter.grad, torch.ones(4))
+
+
+def test_a_second_train_goes_on_with_the_hook_of_the_first(monkeypatch):
+    """DistributedDataParallel accepts only one hook."""
+    example = trainer_example()
     compressed = []
     scalers = []
 
