@@ -141,13 +141,19 @@ void MemoryPool::empty_cache(c10::DeviceIndex device, bool host) {
 
 // ---- memory in use
 
+/// Returns the block in which the address lies; null for memory that is not of this pool.
+Block* MemoryPool::block_with(const void* address) {
+  const auto after = used_.upper_bound(address);
+  if (after == used_.begin()) return nullptr;
+  auto& [begin, block] = *std::prev(after);
+  const auto offset = static_cast<const std::byte*>(address) - static_cast<const std::byte*>(begin);
+  return static_cast<std::uint64_t>(offset) < block.size ? &block : nullptr;
+}
+
 std::optional<MemoryKind> MemoryPool::kind_of(const void* memory) {
   const std::lock_guard lock(mutex_);
-  const auto after = used_.upper_bound(memory);
-  if (after == used_.begin()) return std::nullopt;
-  const auto& [begin, block] = *std::prev(after);
-  const bool is_within = static_cast<const std::byte*>(memory) < static_cast<const std::byte*>(begin) + block.size;
-  return is_within ? std::optional(block.kind) : std::nullopt;
+  const Block* const block = block_with(memory);
+  return block ? std::optional(block->kind) : std::nullopt;
 }
 
 std::optional<c10::DeviceIndex> MemoryPool::device_of(const void* memory) {
@@ -158,11 +164,10 @@ std::optional<c10::DeviceIndex> MemoryPool::device_of(const void* memory) {
 
 void MemoryPool::use_on(void* memory, c10::Stream stream) {
   const std::lock_guard lock(mutex_);
-  const auto found = used_.find(memory);
-  if (found == used_.end()) return;
-  const Block& block = found->second;
-  if (block.device == stream.device_index() && block.stream == stream.id()) return;  // its own stream: in order
-  auto& streams = found->second.other_streams;
+  Block* const block = block_with(memory);
+  if (!block) return;
+  if (block->device == stream.device_index() && block->stream == stream.id()) return;  // its own stream: in order
+  auto& streams = block->other_streams;
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
 }
 

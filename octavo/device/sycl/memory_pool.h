@@ -34,6 +34,7 @@ class MemoryPool {
   /// Returns the kind of the block in which the address lies.
   std::optional<MemoryKind> kind_of(const void* memory);
   std::optional<c10::DeviceIndex> device_of(const void* memory);
+  /// Keeps the block in which the address lies from being reused before the stream is done with what it was given.
   void use_on(void* memory, c10::Stream);
 
   /// Gives back to the driver what is not allocated: memory of the device, or with `host` its page-locked memory of the
@@ -59,7 +60,8 @@ class MemoryPool {
 
  private:
   MemoryPool();
-  // The same functions without the lock, which the caller holds.
+  // These functions are called by who holds the lock.
+  Block* block_with(const void* address);
   std::optional<std::uint64_t> limit_of(c10::DeviceIndex) const;
   std::uint64_t total_of(c10::DeviceIndex) const;
   std::uint64_t unreserved(c10::DeviceIndex);

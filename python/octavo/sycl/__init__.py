@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``torch.sycl``: the device ``sycl``, with the names that users know from ``torch.cuda``.
 
-``import octavo.sycl`` makes the device where its run time is installed (``pip install intel-sycl-rt intel-opencl-rt``).
-``import octavo`` does not, because ``torch.accelerator`` serves one device type at a time, and that is ``sycl`` from
-then on. ``OCTAVO_ACCELERATOR=sycl`` and ``octavo train --device sycl`` import it themselves. torch has one place for a
-device of another library: where it is taken, no device is made, and ``why_missing()`` says so. Import it before the
-first backward pass of the process, even one on the CPU, in which torch makes the queues of all devices that it knows.
+``import octavo.sycl`` makes the device where Octavo was built with SYCL's headers and its run time is installed:
+install the packages ``intel-sycl-rt`` and ``intel-opencl-rt`` first, then build Octavo (docs/devices.md).
+
+``import octavo`` does not make it, because ``torch.accelerator`` serves one device type at a time, and that is ``sycl``
+from then on. ``OCTAVO_ACCELERATOR=sycl`` and ``octavo train --device sycl`` import it themselves. torch has one place
+for a device of another library: where it is taken, no device is made, and ``why_missing()`` says so. Import it before
+the first backward pass of the process, even one on the CPU, in which torch makes the queues of all devices that it
+knows.
 
 Ordinary tensors lie in memory that host and device share; an operator without a kernel of its own runs the CPU's kernel
 on that memory, without a copy. Devices are numbered from 0. ``device`` arguments take an index, ``"sycl:1"``, a
@@ -159,6 +162,7 @@ def register() -> None:
     torch.utils.rename_privateuse1_backend("sycl")
     _C.sycl.register_device()
     torch._register_device_module("sycl", sys.modules[__name__])
+    _C.sycl.seed_all(torch.initial_seed())  # torch.manual_seed() before this call is for all devices
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True, unsupported_dtype=[])
     if dist.is_available():
         dist.Backend.register_backend("octavo", _gloo_on_device, devices=["sycl"])

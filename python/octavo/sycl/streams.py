@@ -58,12 +58,19 @@ def set_stream(stream: torch.Stream) -> None:
 
 @contextmanager
 def stream(stream: torch.Stream | None) -> Iterator[None]:
-    """A context in which a stream, and its device, are current; None changes nothing."""
+    """A context in which a stream, and its device, are current; None changes nothing. Contexts of one stream may be
+    nested, and be open in several threads."""
     if stream is None:
         yield
         return
-    with stream:
+    # not `with stream`, which keeps in the stream itself what was current before
+    device, before = torch.accelerator.current_device_index(), torch.accelerator.current_stream(stream.device_index)
+    torch.accelerator.set_stream(stream)  # sets the device, too
+    try:
         yield
+    finally:
+        torch.accelerator.set_stream(before)
+        torch.accelerator.set_device_index(device)
 
 
 def synchronize(device: Device = None) -> None:

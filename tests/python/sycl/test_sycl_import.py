@@ -233,3 +233,15 @@ print(torch.sycl.is_available(), octavo.sycl.why_missing())
     said = run(code, other)
     assert said.startswith(f"False [kernels.sycl] two SYCL run times are loaded in this process: {other} and /"), said
     assert "libsycl.so.9" in said and "build Octavo" in said
+
+
+def test_a_seed_before_the_import_is_for_the_device_too() -> None:
+    code = """
+import sys, torch
+torch.manual_seed(int(sys.argv[1]))
+import octavo.sycl
+late = torch.rand(8, device="sycl")
+torch.manual_seed(int(sys.argv[1]))
+print(torch.sycl.initial_seed(), torch.equal(late, torch.rand(8, device="sycl")))
+"""
+    assert [run(code, seed) for seed in ("3", "4")] == ["3 True", "4 True"]

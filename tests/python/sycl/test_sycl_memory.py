@@ -2,6 +2,7 @@
 """Figures of memory, the cap, the kinds, and memory that other streams still use."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -244,11 +245,13 @@ def test_without_record_stream_memory_is_reused_at_once() -> None:
     assert bytes_tensor(MIB).data_ptr() == address
 
 
-def test_pinned_memory_waits_for_its_copies() -> None:
-    side, target = torch.sycl.Stream(), torch.empty(MIB, device="sycl")
-    source = torch.ones(MIB).pin_memory()
+@pytest.mark.parametrize("part", [lambda pinned: pinned, lambda pinned: torch.from_numpy(pinned.numpy()[16:])])
+def test_pinned_memory_waits_for_its_copies(part: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Also where the storage that is copied begins inside of it."""
+    side, source = torch.sycl.Stream(), torch.ones(MIB).pin_memory()
     assert source.is_pinned() and source[5:].is_pinned() and not torch.ones(3).is_pinned()
-    address = source.data_ptr()
+    address, source = source.data_ptr(), part(source)
+    target = torch.empty(len(source), device="sycl")
     with side:
         keep_busy(side)
         target.copy_(source, non_blocking=True)

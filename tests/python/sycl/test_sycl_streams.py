@@ -242,3 +242,28 @@ def test_a_stream_that_is_not_there() -> None:
     stream = torch.Stream(stream_id=1000, device_index=0, device_type=torch.sycl.current_stream().device_type)
     with pytest.raises(RuntimeError, match="expected a stream from 0 to 64 of sycl:0, got 1000"):
         stream.synchronize()
+
+
+def test_contexts_of_one_stream_are_nested_and_open_in_several_threads() -> None:
+    side, first = torch.sycl.Stream(), torch.sycl.current_stream()
+    entered, left, found = threading.Event(), threading.Event(), []
+
+    def enter_later() -> None:
+        mine = torch.sycl.Stream()
+        with torch.sycl.stream(mine):
+            with torch.sycl.stream(side):
+                entered.set()
+                left.wait(30)
+            found.append(torch.sycl.current_stream() == mine)
+
+    thread = threading.Thread(target=enter_later)
+    with torch.sycl.stream(side):
+        thread.start()
+        assert entered.wait(30)
+        with torch.sycl.stream(side):
+            assert torch.sycl.current_stream() == side
+        assert torch.sycl.current_stream() == side
+    assert torch.sycl.current_stream() == first
+    left.set()
+    thread.join()
+    assert found == [True]

@@ -83,6 +83,14 @@ def test_autocast_and_scaler(dtype: torch.dtype) -> None:
     assert torch.equal(before, model.weight) and scaler.get_scale() < 65536
 
 
+def test_autocast_computes_a_binary_cross_entropy_in_float32() -> None:
+    values, target = torch.rand(8).bfloat16(), torch.rand(8).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16), torch.autocast("sycl", torch.bfloat16):
+        here = nn.functional.binary_cross_entropy(values, target)
+        there = nn.functional.binary_cross_entropy(values.to("sycl"), target.to("sycl"))
+    assert here.dtype == there.dtype == torch.float32 and torch.equal(here, there.cpu())
+
+
 def test_llama_trains_to_the_same_bits() -> None:
     torch.manual_seed(0)
     sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=97)
