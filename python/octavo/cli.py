@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of `octavo`; `octavo.__main__` runs them. Exit status: 0 done, 1 failed, 2 the options make no sense."""
+"""The commands of `octavo`; `octavo.__main__` runs them.
+
+Exit status: 0 done, 1 failed, 2 the options make no sense, 128 + N stopped by signal N. Ranks that torchrun has started
+also end with 70, where only this rank failed, and with 75, where it lost another.
+"""
 
 from __future__ import annotations
 

@@ -55,6 +55,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     sync_folder(path.parent)
 
 
+def sweep(path: Path) -> None:
+    """Removes the new files that killed processes had opened by `replacing(path)`. Nobody may be writing `path`."""
+    prefix = f".{path.name}."
+    for aside in path.parent.iterdir():
+        if aside.name.startswith(prefix) and aside.name.removeprefix(prefix).isdecimal():
+            aside.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes `path` as a whole or not at all."""
     with replacing(path) as file:

@@ -7,7 +7,7 @@ import torch
 import typer
 
 import octavo
-from octavo.bench.options import JsonFile, Links, Nproc, Rounds, Unlinked, Words
+from octavo.bench.options import JsonFile, Links, Nproc, Rounds, Unlinked, Words, say_unlinked
 from octavo.bench.output import check_json_file, dicts, errors_in_a_sentence, refuse, show, show_last, without_link
 from octavo.bench.quality.cli import quality
 from octavo.bench.timing import check_words, is_wanted
@@ -141,6 +141,9 @@ def zero(
     from octavo.bench.ranks import is_main, is_rank
 
     names, links = contenders or bench.DEFAULT_CONTENDERS, link or [None]
+    if measure == zero_jobs.MEMORY:
+        say_unlinked(link)
+        links = [None]
     if is_main():
         check_json_file(json_file)
     with errors_in_a_sentence():

@@ -13,6 +13,7 @@ from octavo.bench import ddp
 from octavo.bench.ddp import Row, Size
 from octavo.bench.hosts import UNSHAPED
 from octavo.bench.jobs import run_job
+from octavo.bench.options import write_file
 from octavo.bench.torch_hooks import DOUBTFUL
 from octavo.train.plan_text import split_rounds
 
@@ -20,15 +21,15 @@ from octavo.train.plan_text import split_rounds
 def measure(
     contenders: Sequence[str], *, nproc: int, rounds: int, sizes: Sequence[Size], links: Sequence[str | None]
 ) -> Iterator[list[Row]]:
-    """Measures for every link all plans together, at all sizes, then each of torch's hooks in a job of its own, at the
-    first size. Yields all rows so far whenever a job has ended.
+    """Measures for every link all plans together, at all sizes, then each of torch's hooks at each size in a job of
+    its own. Yields all rows so far whenever a job has ended.
 
     `links`: rates that `check_links` has seen, None for this machine as it is. Raises ValueError for what cannot be
     measured and, where a job fails, RuntimeError with the ranks' last error line.
     """
     plans, hooks = _split(contenders)
     jobs = [[*plans, *_options(rounds, sizes)]] if plans else []
-    jobs += [[hook, *_options(rounds, sizes[:1])] for hook in hooks]
+    jobs += [[hook, *_options(rounds, [size])] for hook in hooks for size in sizes]
     rows: list[Row] = []
     for link in links:
         for job in jobs:
@@ -44,8 +45,10 @@ def measure_as_rank(
     plans, hooks = _split(contenders)
     if not hooks:
         return ddp.bench(plans, rounds, sizes)
-    if plans or len(hooks) > 1:
-        raise ValueError(f"[bench.ddp_jobs] {hooks[0]} may hang: under torchrun measure it alone")
+    if plans or len(hooks) > 1 or len(sizes) > 1:
+        raise ValueError(
+            f"[bench.ddp_jobs] {hooks[0]} may hang: under torchrun measure it alone, with one number of --rows"
+        )
     ddp.try_hook(hooks[0], rounds, sizes[0], lambda row: _write([row], report))
     return None
 
@@ -55,7 +58,7 @@ def _write(rows: Sequence[Row], path: Path | None) -> None:
     if path is None:
         print(text, flush=True)  # the process may end without a flush
     else:
-        path.write_text(text)
+        write_file(path, text)
 
 
 def _split(contenders: Sequence[str]) -> tuple[list[str], list[str]]:

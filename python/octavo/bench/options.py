@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from octavo import durable_files
 from octavo.bench.hosts import RATES
 
 Nproc = Annotated[int, typer.Option(min=1, help="Local ranks; torchrun's own number counts instead.")]
@@ -30,7 +32,8 @@ Rounds = Annotated[int, typer.Option(min=1, help="How often each contender is me
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
 
 
-def _say_unlinked(rates: list[str] | None) -> list[str] | None:
+def say_unlinked(rates: list[str] | None) -> list[str] | None:
+    """Says, where there are rates of `--link`, that they change nothing. Raises BadParameter for what is no rate."""
     for rate in rates or ():
         if rate not in RATES:
             raise typer.BadParameter(f"expected one of {', '.join(RATES)}, got '{rate}'")
@@ -41,7 +44,7 @@ def _say_unlinked(rates: list[str] | None) -> list[str] | None:
 
 Unlinked = Annotated[
     list[str] | None,
-    typer.Option("--link", callback=_say_unlinked, help="Has no effect: nothing is sent between hosts."),
+    typer.Option("--link", callback=say_unlinked, help="Has no effect: nothing is sent between hosts."),
 ]
 
 
@@ -63,9 +66,24 @@ def write_figures(json_file: Path | None, text: str) -> None:
     if json_file is None:
         return
     try:
-        json_file.write_text(text, encoding="utf-8")
+        write_file(json_file, text)
     except OSError as error:
         raise OSError(
             f"[bench.options] --json {json_file} cannot be written: {error.strerror}; the table has the figures, and "
             f"another file may have room for them"
         ) from error
+
+
+def write_file(path: Path, text: str) -> None:
+    """Writes `path` as a whole or not at all where it can be replaced, and in place otherwise. Raises OSError."""
+    if _can_be_replaced(path):
+        durable_files.write_text(path, text)
+    else:
+        path.write_text(text, encoding="utf-8")
+
+
+def _can_be_replaced(path: Path) -> bool:
+    """Whether `path` is new or a regular file, in a folder that takes another one beside it. A link such as
+    /dev/stdout, a pipe or a device must stay what it is."""
+    is_plain = not path.is_symlink() and (path.is_file() or not path.exists())
+    return is_plain and os.access(path.parent, os.W_OK)

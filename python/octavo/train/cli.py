@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from typing import Annotated, NoReturn
 
@@ -33,7 +34,8 @@ def train(
         str | None,
         typer.Option(
             help="How gradients are sent: dense, bf16, fp8, int8 to int2, sign2, ternary, sign, int4+ef ... "
-            "The default is sign+ef, for signum and lion sign-vote, with --zero int4+ef."
+            "The default is sign+ef, for signum and lion sign-vote, with --zero int4+ef, as without --outer for adamw, "
+            "muon and those with fewer bits or paged where --optimizer names them."
         ),
     ] = _DEFAULT.plan,
     optimizer: Annotated[
@@ -104,7 +106,8 @@ def train(
     batch_size: Annotated[int, typer.Option(help="Rows per rank and micro-batch.")] = _DEFAULT.batch_size,
     seq_len: Annotated[int, typer.Option(help="Tokens per row.")] = _DEFAULT.seq_len,
     grad_accum: Annotated[
-        int, typer.Option(help="Micro-batches per step; gradients are sent after the last one.")
+        int,
+        typer.Option(help="Micro-batches per step; gradients are sent after the last one, with --zero 2|3 after each."),
     ] = _DEFAULT.grad_accum,
     lr: Annotated[
         float | None,
@@ -159,7 +162,10 @@ def train(
             help="Plans separated by commas, or outer:H/PLAN: trains with each of them and plots them together."
         ),
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Port at which local ranks meet; a free one if left out.")] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port at which local ranks meet; a free one if left out. Ignored under torchrun."),
+    ] = None,
     timeout_s: Annotated[
         float, typer.Option(help="Seconds after which a rank stops waiting for another.")
     ] = _DEFAULT.timeout_s,
@@ -182,6 +188,7 @@ def _run(config: TrainConfig) -> int:
             octavo._C.Outer.require_plan(run.parsed_plan)
     if config.gather is not None:
         _require_gather(config.gather)
+    _require_matplotlib()
     # The heavy imports come after the options are known to be good.
     from octavo.train.launch.world import launched_outside
 
@@ -194,6 +201,13 @@ def _run(config: TrainConfig) -> int:
         from octavo.train.launch.launcher import launch
 
     return launch(config)
+
+
+def _require_matplotlib() -> None:
+    """Raises ModuleNotFoundError, for which `octavo.__main__` has a sentence, where the loss could not be drawn: a run
+    would find out only at its end."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
 
 
 def _require_gather(text: str) -> None:

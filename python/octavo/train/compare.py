@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,18 @@ from octavo.train.checkpoint.run_folder import METRICS
 from octavo.train.config import TrainConfig
 from octavo.train.data.training_data import Data, load_data
 from octavo.train.errors import DIVERGED, JobError, writing
-from octavo.train.job import clear_job, run_job, try_job
+from octavo.train.job import run_job
 from octavo.train.launch.world import World, ranks
+from octavo.train.opening import clear_job, try_job
 from octavo.train.report import plots, tables
-from octavo.train.report.metrics import read_metrics
+from octavo.train.report.metrics import Totals, read_metrics
+from octavo.train.report.summary import conditions
 
 PLOT = "compare.png"
 FIGURES = "compare.json"
-_SETTING = ("zero_stage", "compile", "device", "precision")  # of a run's summary
+_HEADING_WIDTH = 8
+"""Characters in a line of the heading that has the name of a plan: the column is no wider than its figures."""
+_OPTIONS = {"zero_stage": "--zero", "compile": "--compile", "device": "--device", "precision": "--precision"}
 
 
 def run_comparison(config: TrainConfig, world: World, console: Console | None) -> dict[str, dict[str, Any]]:
@@ -32,30 +37,35 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
 
     The summary of a run that has diverged has the error's sentence under "diverged"; the others are compared without
     that run. Writes compare.png and compare.json into `out`. Raises JobError as `run_job` does, and before the first
-    step of all runs where one of them cannot be trained.
+    step of all runs where one of them cannot be trained, or not be compared with the others.
     """
     data = load_data(config, world)
-    _require_one_schedule([try_job(leg, world, data) for leg in config.runs])
+    legs = {plan: try_job(config.for_plan(plan), world, data) for plan in config.compare}
+    # The precision is chosen once: the runs must differ only in the plan.
+    precision = next((leg["precision"] for leg in legs.values() if leg.get("precision")), None)
+    anew = conditions(config, world, Totals())
+    _require_comparable(config, legs, {**anew, "precision": precision})
     if config.fresh:  # all at once, so that an interrupted comparison never resumes with an older run
         for leg in config.runs:
             clear_job(leg, world)
         world.note_start_over()
         config = dataclasses.replace(config, fresh=False)
     summaries: dict[str, dict[str, Any]] = {}
-    precision = None
     for plan in config.compare:
         if console:
             console.rule(Text(plan))
         summaries[plan] = _run_leg(config.for_plan(plan), world, console, data, precision)
-        # The precision is chosen once: the runs must differ only in the plan.
         precision = precision or summaries[plan].get("precision")
     finished = {plan: summary for plan, summary in summaries.items() if not _has_diverged(summary)}
-    _require_comparable(finished)
+    if not finished:
+        raise JobError(f"[train.compare] with each of these plans {DIVERGED}: try a smaller --lr or --clip-norm 1")
     if world.is_main:
         runs = {plan: read_metrics(Path(config.for_plan(plan).out) / METRICS) for plan in finished}
         with writing(what=config.out, where="train.compare"):
-            plots.plot_comparison(runs, Path(config.out) / PLOT)
+            for name in (FIGURES, PLOT):  # what a killed comparison had not finished writing
+                durable_files.sweep(Path(config.out) / name)
             durable_files.write_json(Path(config.out) / FIGURES, summaries)
+            plots.plot_comparison(runs, Path(config.out) / PLOT)
     if console:
         console.print(_table(summaries))
         console.print(f"written to {Path(config.out) / PLOT}", highlight=False, markup=False, soft_wrap=True)
@@ -80,41 +90,46 @@ def _run_leg(
 
 
 def _has_diverged(summary: dict[str, Any]) -> bool:
-    return "diverged" in summary
+    """Whether a run has diverged; it may also be one that is not finished, of which only `conditions` are known."""
+    return "diverged" in summary or summary.get("eval_loss", 0.0) is None
 
 
-def _require_comparable(finished: dict[str, dict[str, Any]]) -> None:
-    if not finished:
-        raise JobError(f"[train.compare] with each of these plans {DIVERGED}: try a smaller --lr or --clip-norm 1")
-    if len({summary["tokens"] for summary in finished.values()}) > 1:
-        raise JobError(
-            "[train.compare] the plans were trained on different numbers of tokens, because the number of ranks "
-            "changed between their runs: repeat the comparison with --fresh"
-        )
-    if len({tuple(map(summary.get, _SETTING)) for summary in finished.values()}) > 1:
-        raise JobError(
-            "[train.compare] some of the plans were trained earlier with another --zero, --compile, --device or "
-            "--precision, so that their figures are of another kind: repeat the comparison with --fresh"
-        )
-    _require_one_schedule([summary.get("schedules", [[0, summary["steps"]]]) for summary in finished.values()])
+def _require_comparable(config: TrainConfig, legs: dict[str, dict[str, Any]], anew: dict[str, Any]) -> None:
+    """Raises JobError, which names the runs to remove, where some were begun under other conditions than the others.
+    `legs`: what `try_job` says of each plan; `anew`: the conditions of a run that begins now."""
+    found = {plan: _differences(leg, anew) for plan, leg in legs.items() if not _has_diverged(leg)}
+    if len(set(found.values())) <= 1:
+        return
+    stale = [f"{config.for_plan(plan).out} ({differences})" for plan, differences in found.items() if differences]
+    raise JobError(
+        f"[train.compare] the other plans cannot be compared with what was trained earlier in {', '.join(stale)}: "
+        f"remove the folder{'s' * (len(stale) > 1)}, or give the options and the number of ranks from there"
+    )
 
 
-def _require_one_schedule(schedules: list[list[list[int]]]) -> None:
-    if len(set(map(str, schedules))) > 1:
-        raise JobError(
-            "[train.compare] some of the plans go on from runs of fewer steps, and others do not, so that they have "
-            "other learning rates: repeat the comparison with --fresh"
-        )
+def _differences(leg: dict[str, Any], anew: dict[str, Any]) -> str:
+    """Returns the conditions of a leg that differ from those of a run that begins now, as text."""
+    leg = {**leg, "precision": leg.get("precision") or anew["precision"]}  # an open one will be that of the others
+    pairs = [(name, leg.get(name), here) for name, here in anew.items()]
+    return ", ".join(_difference(name, there, here) for name, there, here in pairs if there != here)
+
+
+def _difference(name: str, there: Any, here: Any) -> str:
+    if name == "schedules":
+        there, here = (", then ".join(str(steps) for _, steps in schedules) for schedules in (there, here))
+        name = "learning rates of a run of steps"
+    return f"{_OPTIONS.get(name, name)} {there} there and {here} here"
 
 
 def _table(summaries: dict[str, dict[str, Any]]) -> Table:
-    first = next(summary for summary in summaries.values() if not _has_diverged(summary))
+    reference, first = next((plan, one) for plan, one in summaries.items() if not _has_diverged(one))
     title = f"{first['model']} on {first['data']}, {first['steps']} steps, {ranks(first['world_size'])}"
     table = Table(title=Text(title))
     for heading in ("plan", "optimizer"):
         table.add_column(heading, overflow="fold")
-    for heading in ("eval loss", "change", "exact", "sent per step", "ratio", "ms per step"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    change = "\n".join(textwrap.wrap(f"change from {reference}", _HEADING_WIDTH))
+    for heading in ("eval loss", change, "exact", "sent per step", "ratio", "ms per step"):
+        table.add_column(Text(heading), justify="right", no_wrap=True)
     for plan, summary in summaries.items():
         if _has_diverged(summary):
             table.add_row(Text(plan), summary["optimizer"], "diverged")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from octavo._C import Plan
 from octavo.train.config_checks import OUTER_OPTIONS, check
-from octavo.train.optimizer_names import BETA1, BETA2, LR, ONEBIT, SIGN_STEPPED
+from octavo.train.optimizer_names import BETA1, BETA2, LR, ONEBIT, SIGN_STEPPED, STEPPED_ALONE
 from octavo.train.plan_text import split_rounds
 
 LR_WARMUP_SHARE = 0.05
@@ -96,8 +96,9 @@ class TrainConfig:
         """`plan`, or the default of the optimizer where it is not given."""
         if self.plan is not None:
             return self.plan
-        if self.zero:
-            return "int4+ef"  # sign plans are for 1-bit optimizers, which do not work with ZeRO
+        # Sign plans are for rounds, and for 1-bit optimizers, which do not work with ZeRO.
+        if self.zero or (self.optimizer in STEPPED_ALONE and not self.outer):
+            return "int4+ef"
         return "sign-vote" if self.optimizer in SIGN_STEPPED else "sign+ef"
 
     @property
@@ -150,6 +151,10 @@ class TrainConfig:
     @property
     def _variance_steps(self) -> int:
         return max(1, round(ONEBIT_WARMUP_SHARE * self.steps))
+
+    def tokens_per_step(self, ranks: int) -> int:
+        """Returns the tokens of an optimizer step on so many ranks, padding included."""
+        return self.batch_size * self.seq_len * self.grad_accum * ranks
 
     def for_plan(self, plan: str) -> TrainConfig:
         """Returns the same run with another plan, and with the rounds that `plan` names if it names any (`Rounds`), in

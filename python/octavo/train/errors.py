@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,10 +27,8 @@ ERROR_MARK = "error: "
 DIVERGED = "the run has diverged"
 """Words in the error of a run that has diverged, and in no other error."""
 
-CONTINUES = "the same command continues from the last checkpoint, if there is one"
-"""What would work after most failures."""
-ONCE_WRITABLE = f"once the disk has room and can be written to, {CONTINUES}"
-"""What would work where a file of a run cannot be written."""
+_begun_fresh = False
+"""Whether the command of this process has --fresh (`note_fresh`)."""
 
 _PLACE_IN_GLOO = re.compile(r"^\[\S*gloo/\S+:\d+\] ")
 _PEER_MARKS = (
@@ -46,9 +45,26 @@ class PeerLost(Exception):
     """A collective failed because another rank, or the way to it, is gone."""
 
 
+def note_fresh(fresh: bool) -> None:
+    """Says whether the command of this process has --fresh, which `continues` then advises against."""
+    global _begun_fresh
+    _begun_fresh = fresh
+
+
+def continues() -> str:
+    """Returns what would work after most failures. With --fresh the same command would remove what was trained."""
+    without = " without --fresh" if _begun_fresh else ""
+    return f"the same command{without} continues from the last checkpoint, if there is one"
+
+
 def refuse(sentence: str) -> NoReturn:
     """Refuses an option. Raises ValueError."""
     raise ValueError(f"[train.config] {sentence}")
+
+
+def warn(text: str) -> None:
+    """Prints what a person should know of a run that goes on."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def sentence(error: BaseException) -> str:
@@ -82,7 +98,7 @@ def writing(*, what: str, where: str) -> Iterator[None]:
             raise
         reason = getattr(error, "strerror", None) or sentence(error)
         said = reason if reason.startswith("[") else f"[{where}] {what} cannot be written: {reason}"
-        raise OSError(f"{said}; {ONCE_WRITABLE}") from error
+        raise OSError(f"{said}; once the disk has room and can be written to, {continues()}") from error
 
 
 def exit_code(error: BaseException) -> int:

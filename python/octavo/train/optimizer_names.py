@@ -22,7 +22,7 @@ ONEBIT = ("onebit-adamw", "onebit-lamb")
 ELEMENTWISE = ("adamw", *FUSED)
 """Optimizers that step each element by itself, so that a rank can step any part of a parameter, as with --zero."""
 STEPPED_ALONE = (*ELEMENTWISE, "muon")
-"""Optimizers that a rank can step by itself, between the rounds of --outer."""
+"""Optimizers that only need averaged gradients: a rank can step by itself, between the rounds of --outer."""
 SIGN_STEPPED = ("signum", "lion")
 """Optimizers that step by the sign of what the ranks send."""
 LR = {

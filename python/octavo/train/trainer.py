@@ -90,9 +90,9 @@ class Trainer:
         return right / count
 
     def _backward(self, step: int) -> float:
-        """Runs the forward and backward passes of all micro-batches. Gradients are sent with the last one. Returns this
-        rank's part of the loss: the loss is the mean of the parts over ranks. Where ranks step alone it returns the
-        loss of the rank's own tokens.
+        """Runs the forward and backward passes of all micro-batches. Gradients are sent with the last one, in stages 2
+        and 3 of ZeRO with each. Returns this rank's part of the loss: the loss is the mean of the parts over ranks.
+        Where ranks step alone it returns the loss of the rank's own tokens.
 
         Every answer token of the step, whichever rank and micro-batch it is in, has the same weight in the gradient:
         it is the average over ranks of what each has summed over its tokens and divided by the mean number of tokens
@@ -125,7 +125,7 @@ class Trainer:
         """Adds a step to the totals and returns its record. `before`: what had been sent before the step."""
         totals, sent = self.totals, self.strategy.sent()
         wire, dense = sent.wire_bytes - before.wire_bytes, sent.dense_bytes - before.dense_bytes
-        tokens = self.config.batch_size * self.config.seq_len * self.config.grad_accum * self.world.size
+        tokens = self.config.tokens_per_step(self.world.size)
         compiles = self.config.compile and self.steps_here < COMPILING_STEPS
         self.steps_here += 1
         totals.add_step(step, tokens, seconds, skipped, finite(loss), compiles=compiles)

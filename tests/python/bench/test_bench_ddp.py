@@ -229,12 +229,34 @@ def test_a_missing_tool_is_named_with_its_package(monkeypatch):
     assert why_no_hosts() == "the commands ip and tc are missing: install Debian's package iproute2"
 
 
-def test_under_torchrun_a_hook_is_measured_alone(monkeypatch):
+@pytest.mark.parametrize("arguments", ["dense torch-int8", "torch-int8 --rows 4 --rows 1024"])
+def test_under_torchrun_a_hook_is_measured_alone(monkeypatch, arguments):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    result = CliRunner().invoke(cli.app, ["ddp", "dense", "torch-int8"])
+    result = CliRunner().invoke(cli.app, ["ddp", *arguments.split()])
     assert result.exit_code == 2
     assert "torch-int8 may hang: under torchrun measure it alone" in result.stderr
+
+
+def test_hooks_are_measured_at_every_number_of_rows(monkeypatch):
+    asked = []
+
+    def run_job(command: list[str], nproc: int, link: str | None) -> str:
+        asked.append([argument for argument in command if not argument.startswith(("--rounds", "--layers", "--width"))])
+        return json.dumps([dict(rows=int(command[-1].removeprefix("--rows=")), plan=command[2])])
+
+    monkeypatch.setattr(ddp_jobs, "run_job", run_job)
+    sizes = [ddp.Size(4), ddp.Size(1024)]
+    *_, rows = ddp_jobs.measure(["dense", "torch-int8"], nproc=2, rounds=1, sizes=sizes, links=[None])
+    assert [(row.plan, row.rows) for row in rows if row.plan == "torch-int8"] == [
+        ("torch-int8", 4),
+        ("torch-int8", 1024),
+    ]
+    assert [one[2:] for one in asked] == [
+        ["dense", "--rows=4", "--rows=1024"],
+        ["torch-int8", "--rows=4"],
+        ["torch-int8", "--rows=1024"],
+    ]
 
 
 def test_under_torchrun_the_row_of_a_hook_is_printed(monkeypatch, capsys):

@@ -303,6 +303,7 @@ def test_a_training_that_fails_says_why_and_is_no_result(tmp_path):
         ),
         ("--contender lion --work W", "--contender is one of dense,"),
         ("--seeds 0,9 --work W", "--seeds is a list such as 0,1,2, not '0,9'"),
+        ("--seeds 2 --only corpus --work W", "--seeds 2 has none of the seeds of corpus, which are 0,1: name one of"),
         ("", "--work DIR is missing"),
         ("--only alpaca --work W", "needs --alpaca FILE"),
         ("--work W", "needs --alpaca FILE"),

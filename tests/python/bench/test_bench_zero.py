@@ -88,6 +88,17 @@ def test_time_and_memory_of_a_contender_are_one_row(monkeypatch):
     assert asked[2:] == [(name, "--measure=memory", "--model=tiny", None) for name in ("ddp", "zero3")]
 
 
+def test_memory_takes_a_link_all_the_same_and_says_that_it_has_no_effect(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    asked = []
+    monkeypatch.setattr("os.geteuid", lambda: 1000)  # only root can make a link
+    monkeypatch.setattr(zero_jobs, "measure", lambda _names, **options: asked.append(options["links"]) or [])
+    result = CliRunner().invoke(cli.app, ["zero", "zero3", "--measure", "memory", "--link", "1gbit"])
+    assert result.exit_code == 0, result.stderr
+    assert asked == [[None]] and "--link has no effect" in result.stderr
+
+
 def test_names_say_stage_plan_and_codec():
     assert ZeroName.parse("zero3") == ZeroName(3)
     assert ZeroName.parse("zero2/topk:64/4096:sign+ef") == ZeroName(2, plan="topk:64/4096:sign+ef")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 import os
@@ -21,6 +22,7 @@ from octavo import cli
 from octavo.__main__ import main
 from octavo.train.cli import train
 from octavo.train.config import TrainConfig
+from octavo.train.launch import launcher
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -212,6 +214,23 @@ def test_two_ranks_train_from_the_command_line(tmp_path):
     assert summary["compression_ratio"] > 1
     assert "step 4/4" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_a_run_that_could_not_be_plotted_is_refused_before_its_first_step(tmp_path, monkeypatch, capsys):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else real(name, *rest)
+    )
+    monkeypatch.setattr(launcher, "launch", lambda _config: pytest.fail("it was launched"))
+    monkeypatch.setattr(sys, "argv", ["octavo", "train"])
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1 and not list(tmp_path.iterdir())
+    said = capsys.readouterr().err
+    assert said.startswith("error: [cli] the command octavo needs the package matplotlib, which is not installed: ")
 
 
 @pytest.mark.ranks

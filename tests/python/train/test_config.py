@@ -107,7 +107,13 @@ def test_the_optimizer_follows_from_the_plan():
 
 
 def test_the_plan_and_the_rates_follow_from_the_optimizer():
-    assert TrainConfig().resolved_plan == TrainConfig(optimizer="muon").resolved_plan == "sign+ef"
+    assert TrainConfig().resolved_plan == "sign+ef"
+    for name in ("onebit-adamw", "onebit-lamb", "zero-one-adam"):
+        assert TrainConfig(optimizer=name).resolved_plan == "sign+ef"
+    for name in ("adamw", "muon", "lion8bit", "paged-adamw8bit"):
+        assert TrainConfig(optimizer=name).resolved_plan == "int4+ef"
+        assert TrainConfig(optimizer=name, outer=20).resolved_plan == "sign+ef"
+        assert TrainConfig(optimizer=name, plan="sign+ef").resolved_plan == "sign+ef"
     for name in ("signum", "lion"):
         assert TrainConfig(optimizer=name).resolved_plan == "sign-vote"
         assert TrainConfig(optimizer=name).resolved_lr < TrainConfig().resolved_lr == 3e-3
@@ -123,7 +129,7 @@ def test_optimizers_of_few_bits_have_the_defaults_of_their_family():
         config, of_family = TrainConfig(optimizer=name), TrainConfig(optimizer=family)
         for figure in ("resolved_lr", "resolved_beta1", "resolved_beta2"):
             assert getattr(config, figure) == getattr(of_family, figure)
-        assert config.resolved_plan == "sign+ef"
+        assert config.resolved_plan == "int4+ef"
         if name in ADAMS:
             assert TrainConfig(optimizer=name, plan="dgc:0.01").resolved_beta1 == 0.9  # the value of the plan
         else:

@@ -18,6 +18,7 @@ import torch
 from train_runs import clean_environment, nano_config, read_curve, train_command
 
 from octavo.cores import usable_cores
+from octavo.train import errors
 from octavo.train.config import TrainConfig
 from octavo.train.errors import EXIT_JOB, EXIT_PEER, EXIT_RANK, exit_code, sentence
 from octavo.train.launch import launcher, world
@@ -310,12 +311,12 @@ def test_too_many_ranks_are_refused_before_anything_starts(play):
         (
             signal.SIGINT,
             130,
-            "stopped by SIGINT: the same command continues from its last checkpoint, if there is one\n",
+            "stopped by SIGINT: the same command continues from the last checkpoint, if there is one\n",
         ),
         (
             signal.SIGTERM,
             143,
-            "stopped by SIGTERM: the same command continues from its last checkpoint, if there is one\n",
+            "stopped by SIGTERM: the same command continues from the last checkpoint, if there is one\n",
         ),
         (signal.SIGKILL, -9, ""),
     ],
@@ -335,6 +336,43 @@ def test_no_rank_and_no_file_outlives_its_launcher(tmp_path, number, status, wor
     assert (process.returncode, said) == (status, words)
     for pid in pids:
         wait_for(lambda pid=pid: not is_alive(pid))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("options", ["fresh=True", "fresh=True, compare=('dense', 'sign+ef')"])
+def test_a_fresh_run_that_is_stopped_is_continued_without_fresh(tmp_path, options):
+    """With it the same command would remove what was trained."""
+    process = start_launcher(f'open(r"{tmp_path}/begun", "w").close(); import time; time.sleep(60)', options=options)
+    wait_for(lambda: (tmp_path / "begun").exists())
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30)[1] == (
+        "stopped by SIGTERM: the same command without --fresh continues from the last checkpoint, if there is one\n"
+    )
+
+
+@pytest.mark.parametrize("failure", ["errors.PeerLost('it is gone')", "OSError(28, 'No space left')"])
+@pytest.mark.parametrize("compare", [(), ("dense", "sign+ef")])
+@pytest.mark.parametrize("attempt", ["0", "1"])
+def test_a_fresh_run_that_fails_is_continued_without_fresh(play, monkeypatch, failure, compare, attempt):
+    """Also where torchrun has started it again, and it went on from its checkpoints."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+    monkeypatch.setattr(errors, "_begun_fresh", False)  # which `play` sets in this process
+    script = f"""
+        from octavo.train import errors
+        from octavo.train.config import TrainConfig
+        from octavo.train.launch import rank_main
+
+        def fail(config, *_):
+            print("fresh:", config.fresh)
+            with errors.writing(what="a file", where="train.test"):
+                raise {failure}
+
+        rank_main.run_job = rank_main.compare.run_comparison = fail
+        rank_main.run_rank(TrainConfig(fresh=True, compare={compare!r}))
+    """
+    _, said, _ = play(script, nproc=1, fresh=True)
+    assert f"fresh: {attempt == '0'}" in said
+    assert "the same command without --fresh continues from the last checkpoint, if there is one\n" in said
 
 
 @pytest.mark.ranks
@@ -384,7 +422,9 @@ def test_a_run_trains_without_a_stdout(tmp_path):
     assert len(read_curve(tmp_path / "out")) == 1
 
 
-def start_launcher(rank: str, ignored: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
+def start_launcher(
+    rank: str, ignored: tuple[str, ...] = (), options: str = "", **environment: str
+) -> subprocess.Popen[str]:
     """Starts a process that ignores only the signals that are named and launches two ranks with the script `rank`."""
     parent = textwrap.dedent(f"""
         import signal, sys
@@ -394,7 +434,7 @@ def start_launcher(rank: str, ignored: tuple[str, ...] = (), **environment: str)
         for name in {ignored!r}:
             signal.signal(signal.Signals[name], signal.SIG_IGN)
         launcher._command = lambda _config: [sys.executable, "-c", {rank!r}]
-        sys.exit(launcher.launch(TrainConfig()))
+        sys.exit(launcher.launch(TrainConfig({options})))
     """)
     command = [sys.executable, "-c", parent]
     return subprocess.Popen(command, env=clean_environment(**environment), stderr=subprocess.PIPE, text=True)

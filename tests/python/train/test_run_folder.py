@@ -15,7 +15,7 @@ import pytest
 import torch
 from train_runs import NANO, nano_config, read_curve, solo_world
 
-from octavo.train import job
+from octavo.train import job, opening
 from octavo.train.checkpoint import run_folder
 from octavo.train.checkpoint.writer import saved_steps
 from octavo.train.config import TrainConfig
@@ -70,6 +70,26 @@ def test_where_attempts_cannot_tell_each_other_only_the_first_starts_over(world,
     assert not world.has_started_over()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert world.has_started_over()
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_what_a_killed_run_had_not_finished_writing_is_removed(world, tmp_path, fresh):
+    config = nano_config(tmp_path, steps=1)
+    run_job(config, world, None)
+    left = [Path(config.out) / f".{name}.4194000" for name in ("run.json", "summary.json", "loss.png")]
+    others = [Path(config.out) / name for name in (".loss.png.old", ".notes.17", "loss.png.17")]
+    for path in (*left, *others):
+        path.touch()
+    run_job(dataclasses.replace(config, fresh=fresh), world, None)
+    assert not any(path.exists() for path in left) and all(path.exists() for path in others)
+
+
+def test_a_run_is_removed_with_what_it_had_not_finished_writing(world, tmp_path):
+    config = nano_config(tmp_path, steps=1)
+    run_job(config, world, None)
+    (Path(config.out) / ".summary.json.4194000").touch()
+    opening.clear_job(config, world)
+    assert {path.name for path in Path(config.out).iterdir()} == {run_folder.LOCK}
 
 
 def test_an_earlier_run_that_cannot_be_removed_is_not_mixed_with_the_new_one(world, tmp_path, monkeypatch):
@@ -244,7 +264,7 @@ def build_another_model(rank: int, folder: str) -> str:
     config = nano_config(Path(folder) / str(rank))
     Path(config.model).write_text(json.dumps(NANO | {"hidden_act": ["silu", "gelu"][rank]}))
     try:
-        job._build_model(config, World(rank, 2), load_data(config, World(rank, 2)))
+        opening.build_model(config, World(rank, 2), load_data(config, World(rank, 2)))
     except JobError as error:
         return str(error)
     return ""

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from train_runs import nano_config, read_curve, solo_world
 from octavo.train import trainer
 from octavo.train.checkpoint import run_folder
 from octavo.train.compare import run_comparison
+from octavo.train.config import TrainConfig
 from octavo.train.errors import JobError
 from octavo.train.job import run_job
 from octavo.train.launch.world import World
@@ -41,6 +44,8 @@ def test_a_comparison_runs_each_plan_and_draws_one_picture(world, tmp_path):
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in out.iterdir()} == {"dense", "sign+ef", "compare.json", "compare.png"}
     assert "sent per step" in screen.getvalue()
+    headings = [line.split("┃")[4] for line in screen.getvalue().splitlines() if line.startswith("┃")]
+    assert " ".join(headings).split() == ["change", "from", "dense"]
 
 
 def test_a_comparison_goes_on_in_any_order_and_by_one_of_its_plans_alone(world, tmp_path):
@@ -54,10 +59,54 @@ def test_a_comparison_goes_on_in_any_order_and_by_one_of_its_plans_alone(world, 
 def test_runs_of_another_setting_are_not_compared(world, tmp_path):
     config = nano_config(tmp_path, steps=2, optimizer="adamw", compare=("dense", "int4+ef"))
     run_comparison(config, world, None)
-    with pytest.raises(
-        JobError, match=r"^\[train\.compare\] some of the plans were trained earlier with another --zero"
-    ):
-        run_comparison(dataclasses.replace(config, zero=2, compare=(*config.compare, "int8+ef")), world, None)
+    longer = dataclasses.replace(config, zero=2, compare=(*config.compare, "int8+ef"))
+    with pytest.raises(JobError, match=r"^\[train\.compare\] the other plans cannot be compared with what") as refused:
+        run_comparison(longer, world, None)
+    earlier = ", ".join(f"{config.out}/{plan} (--zero 0 there and 2 here)" for plan in config.compare)
+    assert f"in {earlier}: remove the folders, or give the options" in str(refused.value)
+    assert not (Path(config.out) / "int8+ef" / "metrics.jsonl").exists()  # refused before any step
+    for plan in config.compare:
+        shutil.rmtree(Path(config.out) / plan)
+    assert {one["zero_stage"] for one in run_comparison(longer, world, None).values()} == {2}
+
+
+def refusal_of_a_comparison(rank: int, config: TrainConfig) -> str:
+    try:
+        run_comparison(config, World(rank, 2), None)
+    except JobError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("last", "tokens"), [(4, 256), (2, 384)])
+def test_a_comparison_on_another_number_of_ranks_is_refused_before_its_first_step(
+    world, two_ranks, tmp_path, monkeypatch, last, tokens
+):
+    """Whether the earlier run was finished or stopped."""
+    config = nano_config(tmp_path, steps=4, compare=("int8", "dense", "int4+ef"))
+    with monkeypatch.context() as patch, contextlib.suppress(Stop):
+        stop_after_step(patch, last)
+        run_job(config.for_plan("dense"), world, None)
+    said = two_ranks.run(refusal_of_a_comparison, config, timeout_s=60)
+    assert said[0] == said[1] and f"in {config.out}/dense (tokens {tokens} there and 512 here): remove the f" in said[0]
+    assert not list(Path(config.out).glob("int*/metrics.jsonl"))
+
+
+def test_the_plans_of_a_comparison_have_the_precision_of_one_that_is_there(world, tmp_path, monkeypatch):
+    config = nano_config(tmp_path, steps=2, compare=("dense", "int4+ef"))
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "choose_precision", lambda *_: "bf16")
+        run_job(config.for_plan("int4+ef"), world, None)
+    assert {one["precision"] for one in run_comparison(config, world, None).values()} == {"bf16"}
+
+
+def test_a_run_that_has_diverged_need_not_be_comparable(world, tmp_path):
+    config = nano_config(tmp_path, steps=2, optimizer="adamw", compare=("dense", "int4+ef"))
+    run_job(config.for_plan("dense"), world, None)
+    path = Path(config.out) / "dense" / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eval_loss": None}))
+    summaries = run_comparison(dataclasses.replace(config, zero=2), world, None)
+    assert "diverged" in summaries["dense"] and summaries["int4+ef"]["zero_stage"] == 2
 
 
 def test_the_plans_of_a_comparison_have_the_precision_of_the_first(world, tmp_path, monkeypatch):
@@ -80,6 +129,15 @@ def test_a_fresh_comparison_goes_on_in_the_next_attempt(world, tmp_path):
     assert attempt.has_started_over()
 
 
+def test_what_a_killed_comparison_had_not_finished_writing_is_removed(world, tmp_path):
+    config = nano_config(tmp_path, steps=1, compare=("dense", "int8"))
+    Path(config.out).mkdir()
+    for name in (".compare.png.4194000", ".compare.json.4194000"):
+        (Path(config.out) / name).touch()
+    run_comparison(config, world, None)
+    assert {path.name for path in Path(config.out).iterdir()} == {"dense", "int8", "compare.json", "compare.png"}
+
+
 def test_a_fresh_comparison_that_is_broken_off_has_no_older_runs(world, tmp_path, monkeypatch):
     config = nano_config(tmp_path, steps=4, compare=("dense", "int4+ef"))
     run_comparison(config, world, None)
@@ -93,7 +151,8 @@ def test_a_run_that_goes_on_from_fewer_steps_is_compared_with_none_that_does_not
     shorter = nano_config(tmp_path, steps=2, checkpoint_every=2, compare=("dense",))
     run_comparison(shorter, world, None)
     longer = dataclasses.replace(shorter, steps=4, compare=("dense", "int4+ef"))
-    with pytest.raises(JobError, match="some of the plans go on from runs of fewer steps"):
+    words = r"out/dense \(learning rates of a run of steps 2, then 4 there and 4 here\): remove the folder, or give"
+    with pytest.raises(JobError, match=words):
         run_comparison(longer, world, None)
     assert len(read_curve(Path(shorter.for_plan("dense").out))) == 2  # refused before any step
     assert not (Path(longer.out) / "int4+ef" / "metrics.jsonl").exists()

@@ -10,7 +10,9 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -36,6 +38,14 @@ from octavo.train.strategy.ddp import DdpStrategy
 from octavo.train.trainer import Trainer
 
 pytestmark = pytest.mark.timeout(120)
+
+
+def raising(error: BaseException) -> Callable[..., NoReturn]:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return fail
+
 
 SUMMARY = {
     "plan",
@@ -155,7 +165,7 @@ def test_a_resumed_run_has_the_curve_of_an_unbroken_one(world, golden, tmp_path,
 def test_a_run_that_died_before_its_summary_writes_it_when_asked_again(world, golden, tmp_path, monkeypatch):
     config = nano_config(tmp_path)
     with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(job, "_finish", lambda *_: (_ for _ in ()).throw(Stop))
+        patch.setattr(job, "_finish", raising(Stop()))
         run_job(config, world, None)
     assert not (Path(config.out) / "summary.json").exists()
     assert run_job(config, world, None)["eval_loss"] == golden[1]["eval_loss"]
@@ -206,6 +216,17 @@ def test_a_summary_that_cannot_be_written_ends_in_a_sentence(world, tmp_path):
     (Path(config.out) / "summary.json").mkdir(parents=True)
     with pytest.raises((JobError, OSError), match=r"\[train.*summary\.json"):
         run_job(config, world, None)
+
+
+def test_a_plot_that_cannot_be_drawn_costs_no_figures(world, tmp_path, monkeypatch):
+    config = nano_config(tmp_path, steps=2)
+    with monkeypatch.context() as patch, pytest.raises(JobError, match=r"loss\.png cannot be written: No space left"):
+        patch.setattr(job.plots, "plot_loss", raising(OSError(28, "No space left on device")))
+        run_job(config, world, None)
+    assert json.loads((Path(config.out) / "summary.json").read_text())["steps"] == 2
+    assert not (Path(config.out) / "loss.png").exists()
+    run_job(config, world, None)  # as the sentence says, the same command continues
+    assert (Path(config.out) / "loss.png").exists()
 
 
 def test_a_finished_run_goes_on_to_more_steps(world, golden, tmp_path, capsys):

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
+from collections.abc import Container
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ from typer.testing import CliRunner
 
 from octavo.cli import app
 from octavo.train import compare, trainer
+from octavo.train.checkpoint import training_state
+from octavo.train.checkpoint.training_state import rank_state
 from octavo.train.compare import run_comparison
 from octavo.train.config import TrainConfig
 from octavo.train.errors import JobError
@@ -86,6 +90,64 @@ def test_a_step_with_a_nan_is_left_out_and_counts(world, tmp_path, monkeypatch):
     summary = run_job(config, world, None)
     assert summary["skipped_steps"] == 1
     assert torch.isfinite(torch.tensor(summary["eval_loss"]))
+
+
+def poison(patch: pytest.MonkeyPatch, steps: Container[int]) -> None:
+    """Gives this rank gradients that are not finite in some steps."""
+    real = trainer.Trainer._backward
+
+    def backward(self, step):
+        loss = real(self, step)
+        if step in steps:
+            next(self.strategy.model.parameters()).grad.fill_(float("nan"))
+        return loss
+
+    patch.setattr(trainer.Trainer, "_backward", backward)
+
+
+def as_an_older_version_saved(strategy, totals):
+    return {name: value for name, value in rank_state(strategy, totals).items() if name != "skipped"}
+
+
+def skipped_steps(rank: int, config: TrainConfig, last: int | None = None, *, is_older: bool = False) -> int:
+    """Returns how many steps the summary says were skipped, of a run that is stopped after step `last` and resumed."""
+    with pytest.MonkeyPatch.context() as patch:
+        poison(patch, [(1, 4), (2, 3, 6)][rank])
+        if last is not None:
+            with pytest.MonkeyPatch.context() as stopped, pytest.raises(Stop):
+                if is_older:
+                    stopped.setattr(training_state, "rank_state", as_an_older_version_saved)
+                stop_after_step(stopped, last)
+                run_as_rank(rank, config)
+        return run_as_rank(rank, config)["skipped_steps"]
+
+
+def test_the_skipped_steps_of_a_run_are_those_of_the_rank_with_most_also_where_it_is_resumed(two_ranks, tmp_path):
+    whole, broken, older = (
+        nano_config(tmp_path, plan="int4+ef", outer=4, out=str(tmp_path / name))
+        for name in ("whole", "broken", "older")
+    )
+    assert two_ranks.run(skipped_steps, whole, timeout_s=90) == [3, 3]
+    assert two_ranks.run(skipped_steps, broken, 5, timeout_s=90) == [3, 3]
+    assert two_ranks.run(functools.partial(skipped_steps, is_older=True), older, 5, timeout_s=90) == [2, 2]  # rank 0's
+
+
+def failures_of_a_resumed_run(rank: int, config: TrainConfig, last: int) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "MOST_SKIPPED", 6)
+        poison(patch, [(), range(1, 9)][rank])
+        with pytest.MonkeyPatch.context() as stopped, pytest.raises(Stop):
+            stop_after_step(stopped, last)
+            run_as_rank(rank, config)
+        with pytest.raises(JobError) as caught:
+            run_as_rank(rank, config)
+    return str(caught.value)
+
+
+def test_a_resumed_rank_diverges_where_an_unbroken_one_does(two_ranks, tmp_path):
+    config = nano_config(tmp_path, plan="int4+ef", outer=4)
+    for said in two_ranks.run(failures_of_a_resumed_run, config, 5, timeout_s=90):
+        assert "none of the last 6 steps, up to step 6, had a finite gradient" in said
 
 
 def failure_of_a_diverging_rank(rank: int, config: TrainConfig) -> str:

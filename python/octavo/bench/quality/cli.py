@@ -66,7 +66,7 @@ def quality(
             SETTINGS[name] for name in _known([*(words or ()), *(only or ())] or list(SETTINGS), SETTINGS, "--only")
         ]
         names = _known(contender or [], CONTENDERS, "--contender")
-        chosen_seeds = _seeds(seeds)
+        chosen_seeds = _seeds(seeds, settings)
         if work is None:
             raise ValueError("[bench.quality] --work DIR is missing: the folder of the trainings")
         if dry_run:
@@ -99,7 +99,9 @@ def _known(names: list[str], known: dict[str, object], option: str) -> list[str]
     return names
 
 
-def _seeds(text: str | None) -> tuple[int, ...] | None:
+def _seeds(text: str | None, settings: Sequence[Setting]) -> tuple[int, ...] | None:
+    """Returns the seeds that `text` names. Raises ValueError also where a setting has none of them: it would be tuned
+    for hours, with nothing to report."""
     if text is None:
         return None
     known = sorted({seed for setting in SETTINGS.values() for seed in setting.seeds})
@@ -109,6 +111,13 @@ def _seeds(text: str | None) -> tuple[int, ...] | None:
         seeds = ()
     if not seeds or not set(seeds) <= set(known):
         raise ValueError(f"[bench.quality] --seeds is a list such as {','.join(map(str, known))}, not '{text}'")
+    for setting in settings:
+        if not setting.seeds_among(seeds):
+            own = ",".join(map(str, setting.seeds))
+            raise ValueError(
+                f"[bench.quality] --seeds {text} has none of the seeds of {setting.name}, which are {own}: name one of "
+                f"them, or only other settings"
+            )
     return seeds
 
 

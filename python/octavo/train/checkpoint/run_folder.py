@@ -147,9 +147,16 @@ def remove_run(out: Path) -> None:
             shutil.rmtree(path)
     if checkpoint.is_dir() and not checkpoint.is_symlink() and not any(checkpoint.iterdir()):
         checkpoint.rmdir()
+    sweep(out)
     # The record is removed last: a run killed in between can still be recognised and removed.
     for name in (METRICS, SUMMARY, PLOT, RUN):
         (out / name).unlink(missing_ok=True)
+
+
+def sweep(out: Path) -> None:
+    """Removes what a killed run had not finished writing to `out`, which this process has locked. Raises OSError."""
+    for name in (SUMMARY, PLOT, RUN):
+        durable_files.sweep(out / name)
 
 
 def write_record(out: Path, identity: dict[str, Any], resolved: dict[str, Any]) -> None:

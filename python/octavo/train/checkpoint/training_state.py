@@ -37,11 +37,12 @@ def shared_writer(strategy: Strategy, tokenizer: PreTrainedTokenizerFast, totals
     return write
 
 
-def rank_state(strategy: Strategy) -> dict[str, Any]:
-    """Returns this rank's own state: its error-feedback residuals and its random streams; with local steps also its
-    parameters and its optimizer's state, with ZeRO also its part of the optimizer's state."""
+def rank_state(strategy: Strategy, totals: Totals) -> dict[str, Any]:
+    """Returns this rank's own state: its error-feedback residuals, its random streams and what it has counted of its
+    skipped steps; with local steps also its parameters and its optimizer's state, with ZeRO also its part of the
+    optimizer's state."""
     rng = {"rng": torch.get_rng_state(), "device_rng": devices.rng_state(strategy.device)}
-    return {"handle": strategy.own_state(), **rng}
+    return {"handle": strategy.own_state(), "skipped": [totals.skipped_steps, totals.skipped_in_a_row], **rng}
 
 
 def load_weights(model: LlamaForCausalLM, folder: Path) -> None:
@@ -56,9 +57,11 @@ def load_weights(model: LlamaForCausalLM, folder: Path) -> None:
         ) from error
 
 
-def restore(strategy: Strategy, world: World, optimizer_state: Any, folder: Path, found: Found) -> str | None:
+def restore(
+    strategy: Strategy, world: World, optimizer_state: Any, totals: Totals, folder: Path, found: Found
+) -> str | None:
     """Loads a checkpoint into a strategy that was just built: rank 0's `optimizer_state`, and what each rank saved of
-    its own. Returns a sentence about what was lost, if anything was.
+    its own, also into rank 0's `totals`. Returns a sentence about what was lost, if anything was.
 
     With the number of ranks that saved it the run continues with the same bits as an unbroken one. With another number,
     the mean of their error-feedback residuals is redistributed, and a rank without a predecessor keeps the random
@@ -71,7 +74,7 @@ def restore(strategy: Strategy, world: World, optimizer_state: Any, folder: Path
     def handles(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
         for rank, state in enumerate(states):
             if rank == world.rank:
-                own.update(rng=state["rng"], device_rng=state.get("device_rng"))
+                own.update({name: value for name, value in state.items() if name != "handle"})
             yield state["handle"]
 
     if isinstance(states, dict):
@@ -80,9 +83,12 @@ def restore(strategy: Strategy, world: World, optimizer_state: Any, folder: Path
     else:
         of_all = handles(states)
         lost = strategy.load(common, of_all)
-        for _ in of_all:  # reads the random streams where the strategy has not gone through the states
+        for _ in of_all:  # reads the rest of this rank's state where the strategy has not gone through the states
             pass
     if own:
         torch.set_rng_state(own["rng"])
         devices.set_rng_state(strategy.device, own.get("device_rng"))
+    if strategy.steps_alone and (not world.is_main or "skipped" in own):
+        # Each rank has skipped steps of its own. A checkpoint of an older version has only rank 0's, in its totals.
+        totals.skipped_steps, totals.skipped_in_a_row = own.get("skipped", (0, 0))
     return lost

@@ -28,7 +28,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from octavo.cores import check_local_ranks, threads_of_rank, usable_cores
 from octavo.train.config import TrainConfig
-from octavo.train.errors import ERROR_MARK, EXIT_JOB, EXIT_PEER, sentence, tracebacks_wanted
+from octavo.train.errors import ERROR_MARK, EXIT_JOB, EXIT_PEER, continues, note_fresh, sentence, tracebacks_wanted
 from octavo.train.launch.local_ranks import STOP_SIGNALS, LocalRanks, blame
 from octavo.train.launch.world import PARENT_STORE, env_number
 
@@ -45,6 +45,7 @@ def launch(config: TrainConfig) -> int:
     be called in the main thread.
     """
     check_local_ranks(config.nproc, usable_cores())
+    note_fresh(config.fresh)
     store = _serve_store(config)
     environments = [_environment(config, rank, store.port) for rank in range(config.nproc)]
     try:
@@ -52,10 +53,7 @@ def launch(config: TrainConfig) -> int:
             return _run(_command(config), environments, Path(folder))
     except SignalException as stop:
         _leave_bar()
-        print(
-            f"stopped by {stop.sigval.name}: the same command continues from its last checkpoint, if there is one",
-            file=sys.stderr,
-        )
+        print(f"stopped by {stop.sigval.name}: {continues()}", file=sys.stderr)
         return 128 + stop.sigval
 
 

@@ -22,6 +22,7 @@ from octavo.train.launch import world
 def run_rank(config: TrainConfig) -> NoReturn:
     """Runs this process's part of the job and ends the process, with 0 or an exit code of `errors`."""
     faulthandler.enable()  # a crash in native code then shows where Python was
+    errors.note_fresh(config.fresh)
     try:
         here = world.join(config.timeout_s)
         if here.from_main(here.has_started_over()) and config.fresh:
@@ -50,7 +51,7 @@ def _fail(error: Exception) -> NoReturn:
     if not shared or os.environ.get("RANK") == "0":
         said = errors.sentence(error)
         if code == errors.EXIT_PEER:
-            said = f"lost another rank: {said}; {errors.CONTINUES}"
+            said = f"lost another rank: {said}; {errors.continues()}"
         print(f"{errors.ERROR_MARK}{said}", file=sys.stderr)
     _end(code)
 

@@ -23,7 +23,8 @@ def finite(value: float | None) -> float | None:
 
 @dataclass
 class Totals:
-    """Sums over the steps so far, saved in every checkpoint. Bytes are what rank 0 handed to c10d."""
+    """Sums over the steps so far. Every checkpoint has rank 0's; bytes are what that rank handed to c10d. Where ranks
+    step alone, each rank's state has its own skipped steps, too (`training_state.rank_state`)."""
 
     step: int = 0
     tokens: int = 0
@@ -45,8 +46,12 @@ class Totals:
 
     def schedule(self, steps: int) -> None:
         """Says that the learning rates of the next steps are those of a run of `steps` steps."""
-        if not self.schedules or self.schedules[-1][1] != steps:
-            self.schedules.append([self.step, steps])
+        self.schedules = self.schedules_until(steps)
+
+    def schedules_until(self, steps: int) -> list[list[int]]:
+        """Returns `schedules` as they are once the run goes on to `steps` steps."""
+        is_same = bool(self.schedules) and self.schedules[-1][1] == steps
+        return self.schedules if is_same else [*self.schedules, [self.step, steps]]
 
     @property
     def step_s(self) -> float:

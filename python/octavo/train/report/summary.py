@@ -11,20 +11,38 @@ import torch
 import octavo
 from octavo.durable_files import printable
 from octavo.train import devices
+from octavo.train.config import TrainConfig
 from octavo.train.errors import JobError
+from octavo.train.launch.world import World
 from octavo.train.optimizer import optimizer_options
 from octavo.train.report import memory
 from octavo.train.report.metrics import Totals
 from octavo.train.trainer import Trainer
 
 
+def conditions(config: TrainConfig, world: World, totals: Totals) -> dict[str, Any]:
+    """Returns what the summary of a run that goes on from `totals` will say of what the runs of a comparison must have
+    in common; `precision` is None where the run chooses it."""
+    steps_left = config.steps - totals.step
+    return {
+        "tokens": totals.tokens + steps_left * config.tokens_per_step(world.size),
+        "schedules": totals.schedules_until(config.steps),
+        "zero_stage": config.zero,
+        "compile": config.compile,
+        "device": world.from_main(devices.choose(config.device).type),
+        "precision": None if config.precision == "auto" else config.precision,
+    }
+
+
 def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
     """Returns the options and figures of a run after its last step. All ranks call it together.
 
-    Bytes are those that rank 0 handed to c10d for gradients and, with ZeRO, for parameters. `dense_…` are the bytes
-    that fp32 gradients would have had, with ZeRO those of DDP. Rates are those of the whole job. State bytes are those
-    of rank 0, with ZeRO those of its share. `peak_host_bytes`, `peak_device_bytes` and `peak_managed_bytes` are those
-    of the rank with the most. `peak_device_bytes` is 0 where the CPU is the device, and leaves out managed memory.
+    Skipped steps are those of the rank that has skipped most: with local steps each rank skips steps of its own,
+    otherwise all skip the same ones. Bytes are those that rank 0 handed to c10d for gradients and, with ZeRO, for
+    parameters. `dense_…` are the bytes that fp32 gradients would have had, with ZeRO those of DDP. Rates are those of
+    the whole job. State bytes are those of rank 0, with ZeRO those of its share. `peak_host_bytes`, `peak_device_bytes`
+    and `peak_managed_bytes` are those of the rank with the most. `peak_device_bytes` is 0 where the CPU is the device,
+    and leaves out managed memory.
     """
     config, strategy, totals, world = trainer.config, trainer.strategy, trainer.totals, trainer.world
     parameters = sum(p.numel() for p in strategy.model.parameters())
@@ -47,7 +65,7 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
         "parameters": parameters,
         "steps": totals.step,
         "schedules": totals.schedules,
-        "skipped_steps": totals.skipped_steps,
+        "skipped_steps": max(world.gather(totals.skipped_steps)),
         "first_loss": totals.first_loss,
         "final_loss": totals.last_loss,
         "eval_loss": totals.eval_loss,
