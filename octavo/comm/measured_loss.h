@@ -27,9 +27,9 @@ class ContributedBucket {
   /// Copies the contributions, which lie at `values`.
   ContributedBucket(const at::Tensor& values, std::span<const Contribution> tensors, const Wire& wire);
 
-  /// Adds up the contributions of all ranks, in float32, by the process group's own all-reduce, and compares the sums
-  /// with the results, which lie where the contributions were. All ranks must call it together. Returns the losses by
-  /// tensor. Where owners keep the sums, this rank's part of the tensor is compared. Throws what Wire throws.
+  /// Adds up the contributions of all ranks, in float32, by the wire's all-reduce, and compares the sums with the
+  /// results, which lie where the contributions were. All ranks must call it together. Returns the losses by tensor.
+  /// Where owners keep the sums, this rank's part of the tensor is compared. Throws what Wire throws.
   std::vector<MeasuredLoss> compare(Wire& wire, double divisor, const at::Tensor& results);
 
  private:

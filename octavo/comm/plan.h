@@ -19,7 +19,8 @@ namespace octavo {
 
 /// How a parameter's gradient is sent: by which codec, with which error feedback, and with which warm-up.
 ///
-///   dense             float32 (or the gradient's own dtype), the process group's own all-reduce
+///   dense             the gradient's own dtype (float32 where its bucket has other plans, too), by the all-reduce of
+///                     the wire's back end (comm/wire.h)
 ///   bf16, fp16        16 bits per value on the wire, added in float32
 ///   bf16:lossless     the same values in about 11 bits, because few exponents are frequent; fp16:lossless in about 14
 ///   fp8, fp8-e5m2     8 bits per value, floats (e4m3, e5m2), one scale per block of 256

@@ -71,8 +71,8 @@ class OCTAVO_API Transfer {
   std::chrono::milliseconds timeout_;
 };
 
-/// A process group's backend as Octavo uses it: it sends bytes from rank to rank with a timeout, and counts the bytes
-/// that were sent.
+/// A back end of c10d as Octavo uses it, from Python a Gloo connection of Octavo's own, or a SharedBackend: it sends
+/// bytes from rank to rank with a timeout, and counts the bytes that were sent.
 ///
 /// Where the back end is a SharedBackend, the bytes to be sent need not be copied: the sender writes them to memory of
 /// reserve_to_send(), and the other ranks read them there.
@@ -119,14 +119,13 @@ class OCTAVO_API Wire {
   [[nodiscard]] Transfer exchange_in_place(const at::Tensor& send, std::span<const Parcel> parcels,
                                            std::span<const std::uint64_t> receive_bytes);
 
-  /// Starts the process group's own all-reduce by sum, in place. The tensor belongs to the transfer until it was waited
-  /// for.
+  /// Starts the back end's own all-reduce by sum, in place. The tensor belongs to the transfer until it was waited for.
   [[nodiscard]] Transfer start_all_reduce(at::Tensor& tensor);
   /// Makes the same all-reduce and waits for it.
   void all_reduce(at::Tensor& tensor) { start_all_reduce(tensor).wait(); }
 
-  /// Starts the process group's own reduce-scatter by sum: `output`, which has a W-th of the size of `input`, gets the
-  /// sum of the rank-th part. Both belong to the transfer until it was waited for.
+  /// Starts the back end's own reduce-scatter by sum: `output`, which has a W-th of the size of `input`, gets the sum
+  /// of the rank-th part. Both belong to the transfer until it was waited for.
   [[nodiscard]] Transfer start_reduce_scatter(at::Tensor& output, at::Tensor& input);
 
   /// Returns the bytes that this rank has sent to others. An all-reduce counts as the 2(W-1)/W of its size that a ring

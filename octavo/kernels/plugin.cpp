@@ -49,7 +49,10 @@ Library load(const std::string& name) {
   const bool is_beside = access(beside.c_str(), F_OK) == 0;  // if so, the user must know why it does not load
   void* handle = dlopen((is_beside ? beside : file).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle != nullptr) return {handle, file};
-  return {nullptr, file, file + (is_beside ? " cannot be loaded: " : " is not installed: ") + dlerror()};
+  if (is_beside) return {nullptr, file, file + " cannot be loaded: " + dlerror()};
+  return {nullptr, file,
+          file + " is not installed (" + dlerror() + "): Octavo was built without it. Install the packages that it " +
+              "is built with (for sycl: intel-sycl-rt and intel-opencl-rt), then build Octavo again"};
 }
 
 Plugin open(const std::string& name) {

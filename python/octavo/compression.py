@@ -70,6 +70,17 @@ def compress(
     averaged between replicas by a compressed all-reduce. Replicas must begin with the same parameters, as with FSDP2's
     own hybrid sharding.
 
+    Limits with FSDP2:
+
+    - Call this after the last ``fully_shard``.
+    - ``auto``, and the optimizers that decide what is sent, work only with DDP.
+    - Plans that need the whole mean on all ranks (``powersgd``, ``sketch``, ``dgc``, ``delta``, ``+ef21``, ``lsh``,
+      ``+econtrol``) work only between replicas.
+    - Unfreeze before this call every parameter that is in one group with trained ones. A group that is frozen now and
+      trained later is reduced by FSDP2 itself.
+    - With ``replicas`` accumulate micro-batches by ``model.set_requires_gradient_sync(False)``. FSDP2's
+      ``set_requires_all_reduce`` has no effect: every micro-batch is sent between replicas.
+
     With ``ranks_per_host`` gradients are compressed only between hosts. The ranks of a host exchange exact values, and
     each gets the sum of one range. Ranks of equal place on all hosts average their ranges by the plan. The results are
     then sent to all ranks of a host. Ranks of a host have consecutive numbers, and all hosts have equally many;

@@ -36,7 +36,11 @@ _log = logging.getLogger("octavo")
 
 class Handle(SendsMomenta):
     """The handle that ``octavo.compress`` returns: the plan in force, the state to save and statistics. Its methods may
-    be called between steps, from any thread.
+    be called from any thread, between steps.
+
+    ``clip_grad_norm_``, ``scaled_by`` and ``drop_gradients`` are for the step under way. Call them after its backward
+    pass, before the optimizer's step, and before a call that ends the step: ``end_step``, ``state_dict``,
+    ``load_state_dict``, ``set_plan``, ``set_exchange`` or ``drop_residuals``.
 
     Save one ``state_dict`` per rank: what feedback remembers, and the momenta of Signum and Distributed Lion (float32),
     are state of each rank, kept by parameter name. Residuals are in bfloat16, with ``ef:8bit`` in 8 bits, and so is
@@ -132,8 +136,8 @@ class Handle(SendsMomenta):
         the figures.
 
         Call it on all ranks, or the step fails on all of them. In that step gradients are sent a second time, in
-        float32 and by the process group's own all-reduce, and ``wire_bytes`` counts them. Other steps cost nothing
-        more.
+        float32, by an all-reduce over the connection that Octavo has made, and ``wire_bytes`` counts them. Other steps
+        cost nothing more.
         """
         self._compressor.measure_next_step()
 

@@ -10,8 +10,8 @@
 
 namespace octavo {
 
-/// The process group's own all-reduce of gradients as they are, in their own dtype. Their powers, a double each, are
-/// sent beside them. Sparse gradients are added up by sum_of_sparse, for which begin() waits.
+/// The all-reduce of the wire's back end, of gradients as they are, in their own dtype, in host memory. Their powers, a
+/// double each, are sent beside them. Sparse gradients are added up by sum_of_sparse, for which begin() waits.
 class AllReduceSum final : public Schedule {
  public:
   /// `device`: where the gradients lie.

@@ -10,9 +10,9 @@
 
 namespace octavo {
 
-/// The process group's own reduce-scatter of gradients as they are, in their own dtype. The bucket has W equal parts;
-/// each rank gets the sum of one part, divided, in its place. Their powers, a double each, are sent beside them.
-/// Outcome::finite is about this rank's own part.
+/// The reduce-scatter of the wire's back end, of gradients as they are, in their own dtype, in host memory. The bucket
+/// has W equal parts; each rank gets the sum of one part, divided, in its place. Their powers, a double each, are sent
+/// beside them. Outcome::finite is about this rank's own part.
 class ReduceScatterSum final : public Schedule {
  public:
   /// `device`: where the gradients lie.

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers: drop-in subclasses of ``torch.optim.Optimizer`` whose arithmetic is in C++."""
+"""Optimizers: drop-in subclasses of ``torch.optim.Optimizer`` whose arithmetic is in C++.
+
+``help(octavo.optim.fused.FusedOptimizer)`` explains the options that all classes of Adam, AdamW and Lion share.
+"""
 
 from octavo.optim.adam import (
     Adam,

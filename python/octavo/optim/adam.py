@@ -14,8 +14,9 @@ from octavo.optim.fused import FusedOptimizer, Moved
 class Adam(FusedOptimizer):
     """Adam (Kingma & Ba 2015) in the arithmetic of ``torch.optim.Adam``: ``weight_decay`` is added to the gradient.
 
-    The other options are those of ``FusedOptimizer``, with the names of ``bitsandbytes.optim.Adam``. ``amsgrad`` is not
-    supported (ValueError). State of a parameter: ``exp_avg`` and ``exp_avg_sq``.
+    The other options are those of ``octavo.optim.fused.FusedOptimizer``, whose docstring explains them. They have the
+    names of ``bitsandbytes.optim.Adam``. ``amsgrad`` is not supported (ValueError). State of a parameter: ``exp_avg``
+    and ``exp_avg_sq``.
     """
 
     _moments = ("exp_avg", "exp_avg_sq")

@@ -26,8 +26,8 @@ class Lion(FusedOptimizer):
 
     The paper advises a third to a tenth of AdamW's learning rate and three to ten times its weight decay. State of a
     parameter: ``exp_avg``, in float32 whatever the parameter's dtype is, unless ``optim_bits`` says otherwise. The
-    other options are those of ``FusedOptimizer``. With a compressed model it takes the averaged gradients;
-    ``DistributedLion`` sends less.
+    other options are those of ``octavo.optim.fused.FusedOptimizer``, whose docstring explains them. With a compressed
+    model it takes the averaged gradients; ``DistributedLion`` sends less.
     """
 
     _moments = ("exp_avg",)
