@@ -152,9 +152,9 @@ AutoPlan::Turn Compressor::choose_plan(Job& job) {
   for (const std::size_t index : indices) {
     const ParameterPlan& plan = plan_->of(parameters_[index].info.name);
     if (plan.choices) parameters_[index].plan = &(*plan.choices)[turn.plan];
-    parts_.reset();
     job.sends_residuals |= has_residuals_of_earlier_choice(index);
   }
+  parts_.reset();
   return turn;
 }
 

@@ -93,11 +93,20 @@ void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarTyp
     if (firsts.size() >= 2) wait(firsts[firsts.size() - 2]);
     try {
       start_flight(std::span(needed).subspan(begin, end - begin));
-    } catch (...) {  // there may be no memory: whoever takes this call for one that started nothing frees what it gave
-      for (const long first : firsts) wait(first);
+    } catch (...) {
+      end_flights(firsts);
       throw;
     }
     firsts.push_back(needed[begin].id);
+  }
+}
+
+/// Waits for flights whose call has failed, perhaps for lack of memory: its caller frees what they write to. What
+/// cannot be waited for stays in flight.
+void ParamGather::end_flights(const std::vector<long>& firsts) {
+  try {
+    for (const long first : firsts) wait(first);
+  } catch (const Error&) {  // the error of the call says more
   }
 }
 

@@ -54,6 +54,7 @@ class OCTAVO_API ParamGather {
   };
 
   void start_flight(std::span<const Wanted> needed);
+  void end_flights(const std::vector<long>& firsts);
   at::Tensor make_room(const DSParam& param, at::ScalarType dtype) const;
   Contribution contribution(const at::Tensor& whole) const;
   std::unique_ptr<GatherShards> take_schedule(c10::Device device);

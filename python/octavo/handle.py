@@ -35,8 +35,8 @@ _log = logging.getLogger("octavo")
 
 
 class Handle(SendsMomenta):
-    """The handle that ``octavo.compress`` returns: the plan in force, the state to save and statistics. Its methods may
-    be called from any thread, between steps.
+    """The handle that ``octavo.compress`` returns: the plan in force, the state to save and statistics. Most methods
+    may be called from any thread, between steps.
 
     ``clip_grad_norm_``, ``scaled_by`` and ``drop_gradients`` are for the step under way. Call them after its backward
     pass, before the optimizer's step, and before a call that ends the step: ``end_step``, ``state_dict``,

@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <tuple>
 #include <unistd.h>
 #include <vector>
 
@@ -128,6 +129,7 @@ void MemoryFile::grow(std::uint64_t bytes) {
   const bool fits = wanted <= name_.capacity;
   const int refused = fits ? take_file_room(descriptor_, size_, wanted - size_) : 0;
   if (!fits || refused != 0) {
+    std::ignore = ftruncate(descriptor_, static_cast<off_t>(size_));  // gives back what was taken before the refusal
     fail(ErrorCode::out_of_memory, "comm.memory_file", "memory that ranks share cannot grow from ", size_, " to ",
          wanted, " bytes: ", fits ? std::strerror(refused) : "it has no address space for more",
          "; choose smaller buckets, or set symmetric_memory=False");

@@ -331,8 +331,8 @@ class Outer(StepsOfInner):
     def _forget_what_is_not_finite(self) -> None:
         """Drops the inner optimizer's state of each parameter where it is not finite, and restores such buffers: the
         next step would make values that are not finite again."""
-        for of_one in self.inner.state.values():
-            if not all(is_finite(value) for value in of_one.values()):
+        for parameter, of_one in self.inner.state.items():
+            if isinstance(parameter, Tensor) and not all(is_finite(value) for value in of_one.values()):
                 of_one.clear()
         self._finite_buffers.restore()
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -34,8 +35,8 @@ def train(
         str | None,
         typer.Option(
             help="How gradients are sent: dense, bf16, fp8, int8 to int2, sign2, ternary, sign, int4+ef ... "
-            "The default is sign+ef, for signum and lion sign-vote, with --zero int4+ef, as without --outer for adamw, "
-            "muon and those with fewer bits or paged where --optimizer names them."
+            "Default: int4+ef with --zero, and without --outer where --optimizer names one that is neither a 1-bit "
+            "optimizer nor signum or lion; sign-vote for signum and lion; otherwise sign+ef."
         ),
     ] = _DEFAULT.plan,
     optimizer: Annotated[
@@ -188,7 +189,8 @@ def _run(config: TrainConfig) -> int:
             octavo._C.Outer.require_plan(run.parsed_plan)
     if config.gather is not None:
         _require_gather(config.gather)
-    _require_matplotlib()
+    if os.environ.get("RANK", "0") == "0":
+        _require_matplotlib()
     # The heavy imports come after the options are known to be good.
     from octavo.train.launch.world import launched_outside
 
@@ -204,8 +206,8 @@ def _run(config: TrainConfig) -> int:
 
 
 def _require_matplotlib() -> None:
-    """Raises ModuleNotFoundError, for which `octavo.__main__` has a sentence, where the loss could not be drawn: a run
-    would find out only at its end."""
+    """Raises ModuleNotFoundError, for which `octavo.__main__` has a sentence, where rank 0 could not draw the loss: a
+    run would find out only at its end."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
 

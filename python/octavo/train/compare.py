@@ -62,8 +62,6 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
     if world.is_main:
         runs = {plan: read_metrics(Path(config.for_plan(plan).out) / METRICS) for plan in finished}
         with writing(what=config.out, where="train.compare"):
-            for name in (FIGURES, PLOT):  # what a killed comparison had not finished writing
-                durable_files.sweep(Path(config.out) / name)
             durable_files.write_json(Path(config.out) / FIGURES, summaries)
             plots.plot_comparison(runs, Path(config.out) / PLOT)
     if console:
@@ -117,7 +115,7 @@ def _differences(leg: dict[str, Any], anew: dict[str, Any]) -> str:
 def _difference(name: str, there: Any, here: Any) -> str:
     if name == "schedules":
         there, here = (", then ".join(str(steps) for _, steps in schedules) for schedules in (there, here))
-        name = "learning rates of a run of steps"
+        name = "--steps"
     return f"{_OPTIONS.get(name, name)} {there} there and {here} here"
 
 

@@ -27,8 +27,8 @@ ERROR_MARK = "error: "
 DIVERGED = "the run has diverged"
 """Words in the error of a run that has diverged, and in no other error."""
 
-_begun_fresh = False
-"""Whether the command of this process has --fresh (`note_fresh`)."""
+_has_started_over = False
+"""Whether the job of this process has removed an earlier run by --fresh (`note_start_over`)."""
 
 _PLACE_IN_GLOO = re.compile(r"^\[\S*gloo/\S+:\d+\] ")
 _PEER_MARKS = (
@@ -45,15 +45,16 @@ class PeerLost(Exception):
     """A collective failed because another rank, or the way to it, is gone."""
 
 
-def note_fresh(fresh: bool) -> None:
-    """Says whether the command of this process has --fresh, which `continues` then advises against."""
-    global _begun_fresh
-    _begun_fresh = fresh
+def note_start_over() -> None:
+    """Says that the earlier run was removed by --fresh: `continues` advises against --fresh from now on."""
+    global _has_started_over
+    _has_started_over = True
 
 
 def continues() -> str:
-    """Returns what would work after most failures. With --fresh the same command would remove what was trained."""
-    without = " without --fresh" if _begun_fresh else ""
+    """Returns what would work after most failures. Once a run has begun, the same command with --fresh would remove
+    it."""
+    without = " without --fresh" if _has_started_over else ""
     return f"the same command{without} continues from the last checkpoint, if there is one"
 
 

@@ -110,8 +110,9 @@ def _claim_folder(run: Run, precision: str) -> None:
     with errors.writing(what=str(run.out), where="train.job"):
         if run.config.fresh:
             run_folder.remove_run(run.out)
-        elif run.earlier_steps != run.config.steps:  # its summary must not be taken for that of this run
-            (run.out / run_folder.SUMMARY).unlink(missing_ok=True)
+        elif run.earlier_steps != run.config.steps:  # its figures must not be taken for those of this run
+            for name in (run_folder.SUMMARY, run_folder.PLOT):
+                (run.out / name).unlink(missing_ok=True)
         run_folder.write_record(run.out, run.identity, {"precision": precision})
 
 

@@ -185,7 +185,7 @@ def _require_known(states: Mapping[str, Any], known: Mapping[str, Any]) -> None:
 
 def bytes_of(engine: ZeroEngine) -> int:
     """Returns the bytes of this rank's states, in the format in which the optimizer works with them."""
-    states = engine.optimizer.state.values()
+    states = [state for parameter, state in engine.optimizer.state.items() if isinstance(parameter, Tensor)]
     return sum(local(value).nbytes for state in states for value in state.values() if isinstance(value, Tensor))
 
 

@@ -18,7 +18,6 @@ import torch
 from train_runs import clean_environment, nano_config, read_curve, train_command
 
 from octavo.cores import usable_cores
-from octavo.train import errors
 from octavo.train.config import TrainConfig
 from octavo.train.errors import EXIT_JOB, EXIT_PEER, EXIT_RANK, exit_code, sentence
 from octavo.train.launch import launcher, world
@@ -339,39 +338,55 @@ def test_no_rank_and_no_file_outlives_its_launcher(tmp_path, number, status, wor
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("has_begun", [True, False])
 @pytest.mark.parametrize("options", ["fresh=True", "fresh=True, compare=('dense', 'sign+ef')"])
-def test_a_fresh_run_that_is_stopped_is_continued_without_fresh(tmp_path, options):
-    """With it the same command would remove what was trained."""
-    process = start_launcher(f'open(r"{tmp_path}/begun", "w").close(); import time; time.sleep(60)', options=options)
-    wait_for(lambda: (tmp_path / "begun").exists())
+def test_a_fresh_run_that_is_stopped_is_continued_without_fresh(tmp_path, options, has_begun):
+    """With it the same command would remove what was trained; before that, the older run is still there."""
+    rank = f"""
+import time
+from octavo.train.launch import world
+here = world.join(60)
+if {has_begun}:
+    here.note_start_over()
+open(r"{tmp_path}/" + str(here.rank), "w").close()
+time.sleep(60)
+"""
+    process = start_launcher(rank, options=options)
+    wait_for(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
     process.send_signal(signal.SIGTERM)
+    without = " without --fresh" * has_begun
     assert process.communicate(timeout=30)[1] == (
-        "stopped by SIGTERM: the same command without --fresh continues from the last checkpoint, if there is one\n"
+        f"stopped by SIGTERM: the same command{without} continues from the last checkpoint, if there is one\n"
     )
 
 
 @pytest.mark.parametrize("failure", ["errors.PeerLost('it is gone')", "OSError(28, 'No space left')"])
 @pytest.mark.parametrize("compare", [(), ("dense", "sign+ef")])
-@pytest.mark.parametrize("attempt", ["0", "1"])
-def test_a_fresh_run_that_fails_is_continued_without_fresh(play, monkeypatch, failure, compare, attempt):
+@pytest.mark.parametrize("is_second", [False, True])
+def test_a_fresh_run_that_fails_is_continued_without_fresh(play, failure, compare, is_second):
     """Also where torchrun has started it again, and it went on from its checkpoints."""
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
-    monkeypatch.setattr(errors, "_begun_fresh", False)  # which `play` sets in this process
     script = f"""
+        import os
+        import torch.distributed as dist
         from octavo.train import errors
         from octavo.train.config import TrainConfig
-        from octavo.train.launch import rank_main
+        from octavo.train.launch import rank_main, world
 
-        def fail(config, *_):
+        def fail(config, here, *_):
             print("fresh:", config.fresh)
+            if config.fresh:
+                here.note_start_over()
             with errors.writing(what="a file", where="train.test"):
                 raise {failure}
 
+        if {is_second}:  # an earlier attempt has begun the run
+            store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 1, False)
+            store.set(world.STARTED_OVER, "")
         rank_main.run_job = rank_main.compare.run_comparison = fail
         rank_main.run_rank(TrainConfig(fresh=True, compare={compare!r}))
     """
     _, said, _ = play(script, nproc=1, fresh=True)
-    assert f"fresh: {attempt == '0'}" in said
+    assert f"fresh: {not is_second}" in said
     assert "the same command without --fresh continues from the last checkpoint, if there is one\n" in said
 
 

@@ -111,12 +111,12 @@ def test_a_context_that_outlives_its_module_leaves_nothing_whole(two_ranks):
 
 
 class WithoutRoom(Transfers):
-    """An engine that finds no memory for its first transfer."""
+    """An engine that finds no memory for the last parameter of its first transfer."""
 
     def gather_into(self, ids: list[int], wholes: list[Tensor]) -> None:
         if not self.started:
             self.started.append(ids)
-            raise RuntimeError("no room")
+            wholes = [*wholes[:-1], torch.empty(0)]
         super().gather_into(ids, wholes)
 
 
@@ -134,4 +134,4 @@ def gather_again_without_room(rank: int) -> tuple[str, str, bool]:
 
 def test_parameters_are_refused_after_a_gather_that_found_no_memory(two_ranks):
     for refused, read, same in two_ranks.run(gather_again_without_room):
-        assert "no room" in refused and "is not whole on rank" in read and same
+        assert "expected memory for" in refused and "is not whole on rank" in read and same

@@ -28,9 +28,17 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from octavo.cores import check_local_ranks, threads_of_rank, usable_cores
 from octavo.train.config import TrainConfig
-from octavo.train.errors import ERROR_MARK, EXIT_JOB, EXIT_PEER, continues, note_fresh, sentence, tracebacks_wanted
+from octavo.train.errors import (
+    ERROR_MARK,
+    EXIT_JOB,
+    EXIT_PEER,
+    continues,
+    note_start_over,
+    sentence,
+    tracebacks_wanted,
+)
 from octavo.train.launch.local_ranks import STOP_SIGNALS, LocalRanks, blame
-from octavo.train.launch.world import PARENT_STORE, env_number
+from octavo.train.launch.world import PARENT_STORE, STARTED_OVER, env_number
 
 HOST = "127.0.0.1"
 POLL_S = 0.05
@@ -45,7 +53,6 @@ def launch(config: TrainConfig) -> int:
     be called in the main thread.
     """
     check_local_ranks(config.nproc, usable_cores())
-    note_fresh(config.fresh)
     store = _serve_store(config)
     environments = [_environment(config, rank, store.port) for rank in range(config.nproc)]
     try:
@@ -53,6 +60,8 @@ def launch(config: TrainConfig) -> int:
             return _run(_command(config), environments, Path(folder))
     except SignalException as stop:
         _leave_bar()
+        if store.check([STARTED_OVER]):
+            note_start_over()
         print(f"stopped by {stop.sigval.name}: {continues()}", file=sys.stderr)
         return 128 + stop.sigval
 

@@ -22,11 +22,11 @@ from octavo.train.launch import world
 def run_rank(config: TrainConfig) -> NoReturn:
     """Runs this process's part of the job and ends the process, with 0 or an exit code of `errors`."""
     faulthandler.enable()  # a crash in native code then shows where Python was
-    errors.note_fresh(config.fresh)
     try:
         here = world.join(config.timeout_s)
         if here.from_main(here.has_started_over()) and config.fresh:
             # this attempt continues from the checkpoints of the one before
+            errors.note_start_over()
             config = dataclasses.replace(config, fresh=False)
         console = make_console() if here.is_main else None
         if config.compare:

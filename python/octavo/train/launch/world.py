@@ -15,13 +15,15 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from octavo.train import errors
 from octavo.train.errors import JobError, is_peer_loss, sentence, show_traceback
 
 PARENT_STORE = "OCTAVO_PARENT_STORE"
 """The environment variable that `octavo train` sets to 1 for its ranks: the parent serves the store at
 MASTER_ADDR:MASTER_PORT."""
 
-_STARTED_OVER = "octavo/started over"
+STARTED_OVER = "octavo/started over"
+"""The key that the launcher's store has once `--fresh` has removed an earlier run."""
 
 T = TypeVar("T")
 
@@ -32,17 +34,20 @@ class World:
 
     rank: int
     size: int
-    launch: dist.Store | None = None  # that of torchrun, which outlives this attempt; None under other launchers
+    launch: dist.Store | None = (
+        None  # that of `octavo train` or torchrun, which outlives this attempt; None under others
+    )
 
     def has_started_over(self) -> bool:
         """Whether an earlier attempt has removed the run that `--fresh` removes. Where attempts cannot tell each other,
         it is taken for granted: what an attempt has made must not be lost."""
-        return attempt() > 0 if self.launch is None else self.launch.check([_STARTED_OVER])
+        return attempt() > 0 if self.launch is None else self.launch.check([STARTED_OVER])
 
     def note_start_over(self) -> None:
-        """Tells later attempts that the run was removed."""
+        """Tells later attempts, and who reads errors, that the run was removed."""
+        errors.note_start_over()
         if self.launch is not None:
-            self.launch.set(_STARTED_OVER, "")
+            self.launch.set(STARTED_OVER, "")
 
     @property
     def is_main(self) -> bool:
@@ -139,7 +144,7 @@ def join(timeout_s: float) -> World:
     timeout, store, launch = timedelta(seconds=timeout_s), None, None
     try:
         if os.environ.get(PARENT_STORE) == "1":
-            store = dist.TCPStore(host, port, size, False, timeout)
+            launch = store = dist.TCPStore(host, port, size, False, timeout)
         elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             # torchrun's own store outlives its ranks: those of an attempt must not find the addresses of the one
             # before.
