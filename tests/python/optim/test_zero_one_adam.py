@@ -10,13 +10,13 @@ import pytest
 import torch
 from ddp_runs import Odd, Switch, batch_of, digest
 from lion_runs import Given, gradients_of
-from octavo._C import zero_one_kind
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from train_runs import solo_world
 from zero_one_runs import KINDS, SCHEDULE, build, published_of, require_close, run_step, step_published, wrap
 
 import octavo
+from octavo._C import zero_one_kind
 from octavo.optim import ZeroOneAdam
 
 # ---- the schedule
