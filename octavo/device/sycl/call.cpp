@@ -2,6 +2,7 @@
 #include "octavo/device/sycl/call.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/DeviceGuard.h>
 
 #include "octavo/device/sycl/allocators.h"
 #include "octavo/device/sycl/generator.h"
@@ -61,6 +62,7 @@ class Call {
     const c10::ArrayRef<c10::IValue> arguments(stack_->data() + first_, traits_.arguments);
     require_same_device(op_, traits_.cpu_tensors, arguments, traits_.written);
     require_of_device(arguments);
+    const c10::OptionalDeviceGuard guard(c10::Device(kType, device_));  // where torch makes memory without being told
     settle(device_);
     const OnDeviceMemory scope(device_);
     const auto written = written_tensors();

@@ -38,7 +38,9 @@ void keep_for(const at::Tensor& tensor, c10::Stream stream) {
 }
 
 void enqueue(at::Tensor& to, const at::Tensor& from, bool is_waited_for) {
-  const c10::Stream stream = current_stream((is_ours(to) ? to : from).device().index());
+  const c10::Device device = (is_ours(to) ? to : from).device();
+  const c10::OptionalDeviceGuard guard(device);  // a lazy clone gets its memory here
+  const c10::Stream stream = current_stream(device.index());
   runtime().copy(queue_of(stream), to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
   if (is_waited_for) return runtime().wait(queue_of(stream));
   keep_for(to, stream);

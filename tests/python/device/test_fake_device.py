@@ -42,3 +42,18 @@ ctypes.string_at(x.data_ptr(), 4)
 """
     with pytest.raises(AssertionError, match="copied"):
         run(fake_plugin, "-c", code)
+
+
+def test_results_are_of_the_device_of_the_call_whichever_is_current(fake_plugin: Path) -> None:
+    code = """
+import torch, octavo.sycl
+there = torch.arange(9.0, device="sycl:1").view(3, 3)
+sparse = there.to_sparse()
+assert (sparse + sparse).coalesce().to_dense().tolist() == [[0, 2, 4], [6, 8, 10], [12, 14, 16]]
+before = torch.sycl.memory_allocated(0)
+clone = torch._lazy_clone(there)
+clone[0] = 7
+assert torch.sycl.memory_allocated(0) == before and torch.sycl.current_device() == 0
+print(sparse.device, clone.device)
+"""
+    assert run(fake_plugin, "-c", code) == "sycl:1 sycl:1"
