@@ -195,8 +195,8 @@ std::unique_ptr<Posting> HostRanks::post(const at::Tensor& sent, std::span<const
   // made before the posting, whose destructor would lock
   std::list<Kept> kept = {{sent, &readers}};
   auto posting = std::make_unique<Posting>(shared_from_this(), posted_, std::move(expected));
-  readers.store(static_cast<std::uint32_t>(world_size() - 1),
-                std::memory_order_relaxed);  // from here on nothing throws
+  // From here on nothing throws: a slot with readers whose transfer was not posted would never be free again.
+  readers.store(static_cast<std::uint32_t>(world_size() - 1), std::memory_order_relaxed);
   kept_.splice(kept_.end(), kept);
   head(rank_).posted.store(++posted_, std::memory_order_release);
   wake_all(head(rank_).posted);

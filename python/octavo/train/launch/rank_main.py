@@ -26,7 +26,7 @@ def run_rank(config: TrainConfig) -> NoReturn:
         here = world.join(config.timeout_s)
         if here.from_main(here.has_started_over()) and config.fresh:
             # this attempt continues from the checkpoints of the one before
-            errors.note_start_over()
+            here.note_start_over()
             config = dataclasses.replace(config, fresh=False)
         console = make_console() if here.is_main else None
         if config.compare:

@@ -34,9 +34,7 @@ class World:
 
     rank: int
     size: int
-    launch: dist.Store | None = (
-        None  # that of `octavo train` or torchrun, which outlives this attempt; None under others
-    )
+    launch: dist.Store | None = None  # the launcher's, which outlives this attempt; None where it has none
 
     def has_started_over(self) -> bool:
         """Whether an earlier attempt has removed the run that `--fresh` removes. Where attempts cannot tell each other,
