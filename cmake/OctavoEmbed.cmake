@@ -7,7 +7,7 @@ foreach(file IN LISTS FILES)
   string(APPEND files "    {\"${file}\", R\"__octavo__(${text})__octavo__\"},\n")
 endforeach()
 file(WRITE "${OUT}" "// Written by the build.
-#include \"octavo/kernels/lanes/backend.h\"
+#include \"octavo/kernels/lanes/device_backend.h\"
 
 namespace octavo::lanes {
 

@@ -3,14 +3,14 @@
 
 #include <cstdint>
 
-#include "octavo/rules/contribution.h"
 #include "octavo/rules/counter_random.h"
 #include "octavo/rules/residual.h"
+#include "octavo/rules/sent_value.h"
 
 /// What kernels read and write, and functions for one element of it. Compiled for the host and for devices.
 namespace octavo {
 
-/// What is encoded, by rules/contribution.h. It is a rank's contribution, gradient_weight*gradient or, with a momentum,
+/// What is encoded, by rules/sent_value.h. It is a rank's contribution, gradient_weight*gradient or, with a momentum,
 /// gradient_weight*(gradient*preconditioner) + momentum_weight*momentum. At the owner it is the sum of this and
 /// `others`, what the other ranks sent, times sum_weight. The residual is added to it. Arrays have one element per
 /// value; null: there is none.

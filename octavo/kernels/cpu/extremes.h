@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "octavo/kernels/cpu/lanes.h"
+#include "octavo/kernels/cpu/vectors.h"
 #include "octavo/rules/state_codes.h"
 
 /// The extreme of a block of state, from which its scale is made. Call take() for all of the block, then value().
@@ -19,12 +19,12 @@ OCTAVO_INLINE Vector over_lanes(Vector vector, Combine combine) {
 }
 /// Combines four registers and another one by combine(a, b), lane by lane.
 template <class Vector, class Combine>
-OCTAVO_INLINE Vector over_registers(const Lanes<Vector>& a, Vector b, Combine combine) {
+OCTAVO_INLINE Vector over_registers(const Vectors<Vector>& a, Vector b, Combine combine) {
   return combine(combine(combine(a.of[0], a.of[1]), combine(a.of[2], a.of[3])), b);
 }
 
 inline constexpr auto kGreater = [](auto a, auto b) { return greater(a, b); };
-OCTAVO_INLINE Lanes<Words> as_words(const Floats& floats) {
+OCTAVO_INLINE Vectors<Words> as_words(const Floats& floats) {
   return each([](FloatVector x) { return Words(as_ints(x)); }, floats);
 }
 

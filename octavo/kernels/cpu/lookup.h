@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "octavo/kernels/cpu/lanes.h"
+#include "octavo/kernels/cpu/vectors.h"
 
 /// Small tables that are looked up in registers. A gather from memory for each element takes several times as long.
 namespace octavo::cpu::OCTAVO_ISA {

@@ -4,7 +4,7 @@
 #include <bit>
 #include <type_traits>
 
-#include "octavo/kernels/cpu/lanes.h"
+#include "octavo/kernels/cpu/vectors.h"
 
 /// Converts integers to bytes, four registers at a time: what can be done with bytes takes a quarter of the
 /// instructions.

@@ -3,8 +3,8 @@
 
 #include <utility>
 
-#include "octavo/kernels/cpu/lanes.h"
 #include "octavo/kernels/cpu/values.h"
+#include "octavo/kernels/cpu/vectors.h"
 #include "octavo/kernels/step_operands.h"
 
 /// The loop of an optimizer's step over blocks of floats. A block is copied to a buffer in L1 where memory holds it in

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "octavo/kernels/lanes/backend.h"
+#include "octavo/kernels/lanes/device_backend.h"
 
 namespace octavo::cuda_backend {
 

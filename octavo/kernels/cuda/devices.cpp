@@ -4,7 +4,9 @@
 #include <array>
 #include <deque>
 #include <mutex>
-#include <unistd.h>
+
+#include "octavo/kernels/cuda/table.h"
+#include "octavo/kernels/lanes/device_list.h"
 
 namespace octavo::cuda_backend {
 
@@ -68,23 +70,7 @@ const std::vector<Device>& devices() {
   return *all;
 }
 
-const Device& device_at(int index) {
-  const int count = static_cast<int>(devices().size());
-  if (index < 0 || index >= count) {
-    fail(ErrorCode::invalid_argument, "kernels.cuda", "expected a device from 0 to ", count - 1, ", got ", index);
-  }
-  return devices()[static_cast<std::size_t>(index)];
-}
-
-Queue create_queue(int index, bool is_urgent) {
-  const CurrentContext current(index);
-  constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: does not wait for the default stream
-  int least = 0, greatest = 0;
-  driver().cuCtxGetStreamPriorityRange(&least, &greatest);
-  CUstream stream = nullptr;
-  driver().cuStreamCreateWithPriority(&stream, kNonBlocking, is_urgent ? greatest : least);
-  return {stream, index};
-}
+const Device& device_at(int index) { return lanes::listed_device(devices(), index, "kernels.cuda"); }
 
 CUstream stream_of(Queue queue) {
   if (!queue.is_calling_thread()) return static_cast<CUstream>(queue.handle);
@@ -93,10 +79,7 @@ CUstream stream_of(Queue queue) {
 }
 
 CurrentContext::CurrentContext(int device) {
-  if (getpid() != driver().process) {
-    fail(ErrorCode::unsupported, "kernels.cuda", "CUDA was used before this process was forked, and cannot be used in ",
-         "both: start the process by spawn or forkserver");
-  }
+  lanes::require_not_forked(driver().process, "CUDA", "kernels.cuda");
   driver().cuCtxPushCurrent_v2(context_of(device));
   driver().cuThreadExchangeStreamCaptureMode.result(&capture_mode_);  // fails for no mode that there is
 }

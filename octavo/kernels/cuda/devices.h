@@ -35,9 +35,6 @@ const Device& device_at(int index);
 /// Returns the number of the queue's device; that of the calling thread's own calls is the first one.
 inline int device_of(Queue queue) { return queue.device == kHost ? 0 : queue.device; }
 
-/// Creates a queue, as DeviceRuntime does.
-Queue create_queue(int index, bool is_urgent);
-
 /// Returns the queue's stream; the calling thread's own calls have one too.
 CUstream stream_of(Queue queue);
 

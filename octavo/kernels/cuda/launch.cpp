@@ -2,12 +2,11 @@
 #include <limits>
 #include <map>
 #include <mutex>
-#include <optional>
-#include <tuple>
 
 #include "octavo/kernels/cuda/compile.h"
 #include "octavo/kernels/cuda/devices.h"
-#include "octavo/kernels/lanes/backend.h"
+#include "octavo/kernels/lanes/device_backend.h"
+#include "octavo/kernels/lanes/program_cache.h"
 
 namespace octavo::cuda_backend {
 
@@ -16,10 +15,8 @@ namespace {
 /// A program on a device.
 class Program {
  public:
-  /// Compiles and loads it; the device's context must be current.
-  Program(const lanes::KernelName& name, int architecture) {
-    driver().cuModuleLoadData(&module_, compile(name, architecture).data());
-  }
+  /// Loads what compile() returned; the device's context must be current.
+  explicit Program(const std::string& compiled) { driver().cuModuleLoadData(&module_, compiled.data()); }
 
   CUfunction kernel(const std::string& name) {
     const std::lock_guard lock(mutex_);
@@ -34,23 +31,10 @@ class Program {
   std::map<std::string, CUfunction> found_;
 };
 
-struct Slot {
-  std::once_flag once;
-  std::optional<Program> program;
-};
-
-/// Returns a program, loaded at its first use; the device's context must be current. What fails is tried again at the
-/// next call: memory may be there then.
+/// Returns a program, loaded at its first use; the device's context must be current.
 Program& program(const lanes::KernelName& name, int device) {
-  using Key = std::tuple<std::string, std::string, int>;
-  static auto* const slots = new std::map<Key, Slot>;  // programs exist as long as the process
-  static std::mutex mutex;
-  Slot& slot = [&]() -> Slot& {
-    const std::lock_guard lock(mutex);
-    return (*slots)[{name.program, name.options, device}];
-  }();
-  std::call_once(slot.once, [&] { slot.program.emplace(name, device_at(device).architecture); });
-  return *slot.program;
+  static auto* const programs = new lanes::ProgramCache<int, Program>;  // programs exist as long as the process
+  return programs->get(name, device, [&] { return compile(name, device_at(device).architecture); });
 }
 
 void require_ordinary_memory(int device) {

@@ -70,6 +70,16 @@ void copy(Queue queue, void* to, const void* from, std::uint64_t bytes) {
 
 }  // namespace
 
+Queue create_queue(int index, bool is_urgent) {
+  const CurrentContext current(index);
+  constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: does not wait for the default stream
+  int least = 0, greatest = 0;
+  driver().cuCtxGetStreamPriorityRange(&least, &greatest);
+  CUstream stream = nullptr;
+  driver().cuStreamCreateWithPriority(&stream, kNonBlocking, is_urgent ? greatest : least);
+  return {stream, index};
+}
+
 constinit const DeviceRuntime runtime = {
     .device_count = device_count,
     .facts = facts,

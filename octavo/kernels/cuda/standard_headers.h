@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "octavo/kernels/lanes/backend.h"
+#include "octavo/kernels/lanes/device_backend.h"
 
 /// What device code uses of C++'s standard library, because NVRTC comes without it: one text for each header.
 namespace octavo::cuda_backend {

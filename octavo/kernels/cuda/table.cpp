@@ -2,7 +2,7 @@
 #include "octavo/kernels/cuda/table.h"
 
 #include "octavo/kernels/cuda/devices.h"
-#include "octavo/kernels/lanes/backend.h"
+#include "octavo/kernels/lanes/device_backend.h"
 #include "octavo/kernels/lanes/table.h"
 
 namespace octavo::cuda_backend {

@@ -9,13 +9,10 @@
 /// launch.cpp loads and enqueues them, by the driver's functions that driver.h lists.
 namespace octavo::cuda_backend {
 
-// memory.cpp: allocates memory at a multiple of `alignment`, a power of two; `bytes` is above 0. Returns null where
-// there is none left. Thread-safe.
-void* allocate_memory(int device, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment);
-void free_memory(int device, void* memory);
+#include "octavo/kernels/lanes/runtime.inc"
 
-// events.cpp
-#include "octavo/kernels/lanes/events.inc"
+/// runtime.cpp: creates a queue, as DeviceRuntime does.
+Queue create_queue(int device, bool is_urgent);
 
 extern const DeviceRuntime runtime;
 extern const ManagedMemory managed;

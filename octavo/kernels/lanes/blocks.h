@@ -6,7 +6,6 @@
 #include "octavo/kernels/lanes/lane_codes.h"
 #include "octavo/kernels/lanes/lane_sum.h"
 #include "octavo/kernels/lanes/lanes.h"
-#include "octavo/kernels/lanes/span.h"
 #include "octavo/rules/block_codecs.h"
 
 /// The loop over the blocks of a block codec (rules/block_codec.h), a chunk at a time. All lanes of a group call each

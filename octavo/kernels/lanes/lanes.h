@@ -9,7 +9,7 @@
 #else
 #include "octavo/kernels/sycl/device.h"
 #endif
-#include "octavo/kernels/lanes/span.h"
+#include "octavo/kernels/lanes/chunks.h"
 #include "octavo/kernels/operands.h"
 #include "octavo/rules/sign_bits.h"
 

@@ -7,8 +7,8 @@
 #include <tuple>
 #include <type_traits>
 
-#include "octavo/kernels/lanes/backend.h"
-#include "octavo/kernels/lanes/span.h"
+#include "octavo/kernels/lanes/chunks.h"
+#include "octavo/kernels/lanes/device_backend.h"
 #include "octavo/kernels/step_operands.h"
 #include "octavo/rules/count_sketch.h"
 #include "octavo/rules/low_rank.h"

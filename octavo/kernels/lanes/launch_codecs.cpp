@@ -9,7 +9,7 @@
 #include "octavo/rules/threshold.h"
 #include "octavo/rules/top_k.h"
 
-/// Enqueues the kernels of the codecs, except those in blocks (block_codec.cpp).
+/// Enqueues the kernels of the codecs, except those in blocks (launch_blocks.cpp).
 namespace octavo::lanes {
 
 void pack_sign_bits(Queue queue, const void* values, unsigned value_bytes, std::uint64_t count, std::uint8_t* bits) {

@@ -3,7 +3,7 @@
 
 #include "octavo/kernels/table.h"
 
-/// The functions of KernelTable for a back end of lanes (backend.h).
+/// The functions of KernelTable for a back end of lanes (device_backend.h).
 namespace octavo::lanes {
 
 #include "octavo/kernels/declarations.inc"

@@ -9,6 +9,8 @@
 #include <string>
 #include <unistd.h>
 
+#include "octavo/kernels/lanes/device_list.h"
+
 namespace octavo::sycl_backend {
 
 namespace {
@@ -76,13 +78,7 @@ const std::vector<Device>& devices() {
   return *all;
 }
 
-const Device& device_at(int index) {
-  const int count = static_cast<int>(devices().size());
-  if (index < 0 || index >= count) {
-    fail(ErrorCode::invalid_argument, "kernels.sycl", "expected a device from 0 to ", count - 1, ", got ", index);
-  }
-  return devices()[static_cast<std::size_t>(index)];
-}
+const Device& device_at(int index) { return lanes::listed_device(devices(), index, "kernels.sycl"); }
 
 sycl::queue& host_queue() {
   static auto* queue = with_sycl_errors("kernels.sycl", [] {
@@ -98,10 +94,7 @@ sycl::queue& host_queue() {
          " SYCL devices reads ordinary memory of the host: install intel-opencl-rt, which provides the CPU");
   });
   static const pid_t owner = getpid();
-  if (getpid() != owner) {  // which lacks the threads that would run the kernels
-    fail(ErrorCode::unsupported, "kernels.sycl", "SYCL was used before this process was forked, and cannot be used in ",
-         "both: start the process by spawn or forkserver");
-  }
+  lanes::require_not_forked(owner, "SYCL", "kernels.sycl");
   return *queue;
 }
 

@@ -16,6 +16,7 @@ namespace octavo::sycl_backend {
 struct Device {
   sycl::device device;
   sycl::context context;
+  bool operator==(const Device&) const = default;
 };
 
 /// Returns the devices; none where SYCL finds none. Throws Error unsupported where another library has loaded a SYCL

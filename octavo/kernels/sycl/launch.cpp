@@ -1,14 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
 
-#include "octavo/kernels/lanes/backend.h"
+#include "octavo/kernels/lanes/device_backend.h"
+#include "octavo/kernels/lanes/program_cache.h"
+#include "octavo/kernels/sycl/compile.h"
 #include "octavo/kernels/sycl/devices.h"
-#include "octavo/kernels/sycl/program.h"
 #include "octavo/kernels/sycl/table.h"
 
 namespace octavo::sycl_backend {
 
 namespace {
+
+/// A program on a device.
+class Program {
+ public:
+  explicit Program(Executable kernels) : kernels_(std::move(kernels)) {}
+
+  sycl::kernel kernel(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    const auto found = found_.find(name);
+    if (found != found_.end()) return found->second;
+    return found_.emplace(name, kernels_.ext_oneapi_get_kernel(name)).first->second;
+  }
+
+ private:
+  Executable kernels_;
+  std::mutex mutex_;
+  std::map<std::string, sycl::kernel> found_;
+};
+
+struct DeviceHash {
+  std::size_t operator()(const Device& key) const {
+    return std::hash<sycl::context>()(key.context) ^ std::hash<sycl::device>()(key.device) << 1;
+  }
+};
+
+/// Returns a program for the device of a queue, compiled at its first use.
+Program& program(const sycl::queue& queue, const lanes::KernelName& name) {
+  // SYCL's statics may be destroyed before ours
+  static auto* const programs = new lanes::ProgramCache<Device, Program, DeviceHash>;
+  return programs->get(name, {queue.get_device(), queue.get_context()}, [&] { return compile(queue, name); });
+}
 
 struct UserKernel {
   std::string function;
@@ -82,7 +117,8 @@ Widths widths_of(Queue queue) { return sycl_backend::widths_of(sycl_backend::syc
 
 void enqueue(Queue queue, const KernelName& name, Grid grid, std::span<const KernelArgument> arguments) {
   using namespace sycl_backend;
-  with_sycl_errors("kernels.sycl", [&] { submit(queue, kernel(sycl_queue_of(queue), name), grid, arguments); });
+  with_sycl_errors("kernels.sycl",
+                   [&] { submit(queue, program(sycl_queue_of(queue), name).kernel(name.function), grid, arguments); });
 }
 
 }  // namespace octavo::lanes

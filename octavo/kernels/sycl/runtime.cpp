@@ -43,24 +43,6 @@ std::uint64_t free_bytes(int index) {
   return with_sycl_errors(kWhere, [&] { return device.get_info<sycl::ext::intel::info::device::free_memory>(); });
 }
 
-// ---- memory
-
-void* allocate(int index, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment) {
-  const Device& at = device_at(index);
-  return with_sycl_errors(kWhere, [&]() -> void* {
-    switch (kind) {
-      case MemoryKind::device: return sycl::aligned_alloc_device(alignment, bytes, at.device, at.context);
-      case MemoryKind::shared: return sycl::aligned_alloc_shared(alignment, bytes, at.device, at.context);
-      case MemoryKind::host: return sycl::aligned_alloc_host(alignment, bytes, at.context);
-    }
-    return nullptr;
-  });
-}
-
-void free_memory(int index, void* memory) {
-  with_sycl_errors(kWhere, [&] { sycl::free(memory, device_at(index).context); });
-}
-
 // ---- queues
 
 Queue create_queue(int index, bool is_urgent) {
@@ -94,7 +76,7 @@ constinit const DeviceRuntime runtime = {
     .device_count = device_count,
     .facts = facts,
     .free_bytes = free_bytes,
-    .allocate = allocate,
+    .allocate = allocate_memory,
     .free = free_memory,
     .create_queue = create_queue,
     .host_queue = []() -> Queue { return {&host_queue(), kHost}; },

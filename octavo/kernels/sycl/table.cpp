@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/kernels/sycl/table.h"
 
-#include "octavo/kernels/lanes/backend.h"
+#include "octavo/kernels/lanes/device_backend.h"
 #include "octavo/kernels/lanes/table.h"
 #include "octavo/kernels/sycl/devices.h"
 

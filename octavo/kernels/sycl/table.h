@@ -3,7 +3,7 @@
 
 #include "octavo/kernels/table.h"
 
-/// The SYCL back end, which runs the kernels of kernels/lanes. program.cpp compiles them for the device at hand,
+/// The SYCL back end, which runs the kernels of kernels/lanes. compile.cpp compiles them for the device at hand,
 /// launch.cpp enqueues them.
 namespace octavo::sycl_backend {
 
@@ -12,8 +12,7 @@ Kernel compile_user_kernel(Queue, const std::string& source, const std::string& 
 void launch_user_kernel(Queue, Kernel, std::uint64_t groups, std::uint64_t group_size, const KernelArgument* arguments,
                         std::uint64_t argument_count);
 
-// events.cpp
-#include "octavo/kernels/lanes/events.inc"
+#include "octavo/kernels/lanes/runtime.inc"
 
 extern const DeviceRuntime runtime;
 extern const ManagedMemory managed;

@@ -4,15 +4,17 @@
 #include <string>
 #include <sycl/sycl.hpp>
 
-#include "octavo/kernels/lanes/backend.h"
+#include "octavo/kernels/lanes/device_backend.h"
 
-/// The kernels of this back end, compiled for the device of a queue.
+/// Device source, compiled for the device of a queue.
 namespace octavo::sycl_backend {
 
-/// Returns a kernel. The first call for a program and a device compiles the program, which takes some two seconds, or
-/// takes it from SYCL's persistent cache. Thread-safe. Where the program does not compile, every call throws Error
-/// internal with the compiler's first error.
-sycl::kernel kernel(const sycl::queue& queue, const lanes::KernelName& name);
+using Executable = sycl::kernel_bundle<sycl::bundle_state::executable>;
+
+/// Compiles one of Octavo's own programs, which takes some two seconds, or takes it from SYCL's persistent cache. It
+/// also runs on devices without fp64, such as Intel Arc, so a `double` in it does not compile anywhere. Thread-safe.
+/// Throws Error internal with the compiler's first error.
+Executable compile(const sycl::queue& queue, const lanes::KernelName& name);
 
 /// Compiles a user's own source, which may include the embedded files, and returns its kernel `function`. Throws Error
 /// invalid_argument with the compiler's first error.

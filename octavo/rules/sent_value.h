@@ -3,7 +3,8 @@
 
 #include "octavo/rules/portable.h"
 
-/// The value that is encoded. The order of the operations is part of the rule, and none is a fused multiply-add.
+/// The value that is encoded and sent. The order of the operations is part of the rule, and none is a fused
+/// multiply-add.
 namespace octavo::rules {
 
 /// Returns a rank's contribution to an element: its weighted gradient.

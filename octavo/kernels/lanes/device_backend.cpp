@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/kernels/lanes/backend.h"
+#include "octavo/kernels/lanes/device_backend.h"
 
 #include <cstddef>
 #include <cstdio>

@@ -9,42 +9,42 @@
 namespace octavo::cpu::OCTAVO_ISA {
 
 template <class Vector>
-struct Lanes {
+struct Vectors {
   Vector of[4];
 };
-using Floats = Lanes<FloatVector>;
-using Ints = Lanes<IntVector>;
+using Floats = Vectors<FloatVector>;
+using Ints = Vectors<IntVector>;
 
 /// The number of elements in four registers.
 inline constexpr std::uint64_t kLanes = 4 * kVectorFloats;
 
 /// Returns operation(register of a, register of b, ...) for each of the four registers.
 template <class Operation, class... Vector>
-OCTAVO_INLINE auto each(Operation operation, const Lanes<Vector>&... a) {
-  return Lanes<decltype(operation(a.of[0]...))>{
+OCTAVO_INLINE auto each(Operation operation, const Vectors<Vector>&... a) {
+  return Vectors<decltype(operation(a.of[0]...))>{
       {operation(a.of[0]...), operation(a.of[1]...), operation(a.of[2]...), operation(a.of[3]...)}};
 }
 
-#define OCTAVO_LANES_OPERATOR(sign)                                                  \
-  template <class Vector>                                                            \
-  OCTAVO_INLINE auto operator sign(const Lanes<Vector>& a, const Lanes<Vector>& b) { \
-    return each([](Vector x, Vector y) { return Vector(x sign y); }, a, b);          \
-  }                                                                                  \
-  template <class Vector, class Scalar>                                              \
-  OCTAVO_INLINE auto operator sign(const Lanes<Vector>& a, Scalar b) {               \
-    return each([=](Vector x) { return Vector(x sign b); }, a);                      \
+#define OCTAVO_VECTORS_OPERATOR(sign)                                                    \
+  template <class Vector>                                                                \
+  OCTAVO_INLINE auto operator sign(const Vectors<Vector>& a, const Vectors<Vector>& b) { \
+    return each([](Vector x, Vector y) { return Vector(x sign y); }, a, b);              \
+  }                                                                                      \
+  template <class Vector, class Scalar>                                                  \
+  OCTAVO_INLINE auto operator sign(const Vectors<Vector>& a, Scalar b) {                 \
+    return each([=](Vector x) { return Vector(x sign b); }, a);                          \
   }
-OCTAVO_LANES_OPERATOR(+)
-OCTAVO_LANES_OPERATOR(-)
-OCTAVO_LANES_OPERATOR(*)
-OCTAVO_LANES_OPERATOR(/)
-OCTAVO_LANES_OPERATOR(&)
-OCTAVO_LANES_OPERATOR(|)
-OCTAVO_LANES_OPERATOR(^)
-OCTAVO_LANES_OPERATOR(>>)
-#undef OCTAVO_LANES_OPERATOR
+OCTAVO_VECTORS_OPERATOR(+)
+OCTAVO_VECTORS_OPERATOR(-)
+OCTAVO_VECTORS_OPERATOR(*)
+OCTAVO_VECTORS_OPERATOR(/)
+OCTAVO_VECTORS_OPERATOR(&)
+OCTAVO_VECTORS_OPERATOR(|)
+OCTAVO_VECTORS_OPERATOR(^)
+OCTAVO_VECTORS_OPERATOR(>>)
+#undef OCTAVO_VECTORS_OPERATOR
 template <class Vector>
-OCTAVO_INLINE auto operator*(float a, const Lanes<Vector>& b) {
+OCTAVO_INLINE auto operator*(float a, const Vectors<Vector>& b) {
   return b * a;
 }
 

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/kernels/sycl/program.h"
+#include "octavo/kernels/sycl/compile.h"
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <mutex>
-#include <optional>
-#include <string_view>
 #include <unordered_map>
-#include <utility>
+#include <vector>
 
 #include "octavo/kernels/sycl/devices.h"
 
@@ -17,25 +14,6 @@ namespace octavo::sycl_backend {
 namespace {
 
 namespace ext = sycl::ext::oneapi::experimental;
-using Executable = sycl::kernel_bundle<sycl::bundle_state::executable>;
-
-/// The kernels of a source, compiled for a device, by name.
-class Program {
- public:
-  explicit Program(Executable kernels) : kernels_(std::move(kernels)) {}
-
-  sycl::kernel kernel(const std::string& name) {
-    const std::lock_guard lock(mutex_);
-    const auto found = found_.find(name);
-    if (found != found_.end()) return found->second;
-    return found_.emplace(name, kernels_.ext_oneapi_get_kernel(name)).first->second;
-  }
-
- private:
-  Executable kernels_;
-  std::mutex mutex_;
-  std::map<std::string, sycl::kernel> found_;
-};
 
 struct Source {
   std::string text, options;
@@ -43,7 +21,7 @@ struct Source {
   ErrorCode its_failure;  // invalid_argument where the text is a user's
 };
 
-Executable compile(const sycl::queue& queue, const Source& source) {
+Executable compile_source(const sycl::queue& queue, const Source& source) {
   const sycl::device device = queue.get_device();
   ext::include_files headers;
   for (const lanes::SourceFile& file : lanes::embedded_files) headers.add(file.name, file.text);
@@ -69,33 +47,9 @@ Executable compile_for_cache(const sycl::queue& queue, const Source& source) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kLongestFromCache = std::chrono::milliseconds(400);
   const auto start = Clock::now();
-  Executable kernels = compile(queue, source);
-  return Clock::now() - start < kLongestFromCache ? kernels : compile(queue, source);
+  Executable kernels = compile_source(queue, source);
+  return Clock::now() - start < kLongestFromCache ? kernels : compile_source(queue, source);
 }
-
-/// Compiles one of Octavo's own kernels. They also run on devices without fp64, such as Intel Arc, so a `double` in
-/// them does not compile anywhere.
-Executable compile_own(const sycl::queue& queue, const lanes::KernelName& name) {
-  const std::string file = lanes::file_of(name);
-  const std::string text =
-      "#include \"octavo/kernels/lanes/lanes.h\"\n#pragma GCC poison double\n#include \"" + file + "\"\n";
-  return compile_for_cache(queue, {text, name.options, file, ErrorCode::internal});
-}
-
-/// The source, options and device for which a program was compiled.
-struct Key {
-  std::string_view program;
-  std::string options;
-  sycl::context context;
-  sycl::device device;
-  bool operator==(const Key&) const = default;
-};
-struct KeyHash {
-  std::size_t operator()(const Key& key) const {
-    return std::hash<std::string_view>()(key.program) ^ std::hash<std::string>()(key.options) << 1 ^
-           std::hash<sycl::context>()(key.context) << 2 ^ std::hash<sycl::device>()(key.device) << 3;
-  }
-};
 
 lanes::Widths find_widths(const sycl::device& device) {
   constexpr std::size_t kPreferred = 16;
@@ -108,23 +62,13 @@ lanes::Widths find_widths(const sycl::device& device) {
   };
 }
 
-struct Slot {
-  std::once_flag once;
-  std::optional<Program> program;
-};
-
 }  // namespace
 
-sycl::kernel kernel(const sycl::queue& queue, const lanes::KernelName& name) {
-  static auto* slots = new std::unordered_map<Key, Slot, KeyHash>;  // SYCL's statics may be destroyed before ours
-  static std::mutex mutex;
-  Slot& slot = [&]() -> Slot& {
-    const std::lock_guard lock(mutex);
-    return (*slots)[{name.program, name.options, queue.get_context(), queue.get_device()}];
-  }();
-  // what fails is tried again at the next call: memory may be there then
-  std::call_once(slot.once, [&] { slot.program.emplace(compile_own(queue, name)); });
-  return slot.program->kernel(name.function);
+Executable compile(const sycl::queue& queue, const lanes::KernelName& name) {
+  const std::string file = lanes::file_of(name);
+  const std::string text =
+      "#include \"octavo/kernels/lanes/lanes.h\"\n#pragma GCC poison double\n#include \"" + file + "\"\n";
+  return compile_for_cache(queue, {text, name.options, file, ErrorCode::internal});
 }
 
 sycl::kernel compile_kernel(const sycl::queue& queue, const std::string& source, const std::string& function) {

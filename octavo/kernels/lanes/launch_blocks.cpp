@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "octavo/kernels/lanes/chunks.h"
 #include "octavo/kernels/lanes/launch.h"
-#include "octavo/kernels/lanes/span.h"
 #include "octavo/kernels/lanes/table.h"
 #include "octavo/rules/block_codecs.h"
 
+/// Enqueues the kernels of the codecs in blocks.
 namespace octavo::lanes {
 
 namespace {
 
-/// Returns what an encoder's kernels are compiled for: a residual, a momentum, ...
+/// Returns the flags of Input for which an encoder's kernels are compiled.
 template <BlockCodec codec>
-unsigned what_it_has(const EncodeInput& in, const rules::Residual* next) {
+unsigned input_flags(const EncodeInput& in, const rules::Residual* next) {
   return (in.residual ? kHasResidual : 0U) | (in.momentum ? kHasMomentum : 0U) | (in.others ? kHasOthers : 0U) |
          (next ? kWantsNext : 0U) | (RuleOf<codec>::type::kDithers && in.stochastic ? kIsStochastic : 0U);
 }
@@ -42,7 +43,7 @@ void encode_blocks(Queue queue, const EncodeInput& in, std::uint64_t count, std:
                    rules::Residual* next) {
   if (count == 0) return;
   const Blocks blocks = blocks_of<codec>(queue, count, block, payload);
-  const std::string options = " -DOCTAVO_INPUT_HAS=" + std::to_string(what_it_has<codec>(in, next));
+  const std::string options = " -DOCTAVO_INPUT_HAS=" + std::to_string(input_flags<codec>(in, next));
   const auto kernel = [&](const char* function) { return kernel_of<codec>(function, options); };
   if (blocks.chunks_of_block == 1) {
     return launch_groups(queue, kernel("encode_blocks"), groups_of(blocks), in, blocks, next);

@@ -15,6 +15,7 @@ inline constexpr std::uint64_t kChunk = 4096;
 /// What an input may have, and what an encoder is compiled for: a bit for each.
 enum Input : unsigned { kHasResidual = 1, kHasMomentum = 2, kHasOthers = 4, kWantsNext = 8, kIsStochastic = 16 };
 
+/// As divide_up of kernels/round_up.h, which devices cannot include: it needs <concepts>, which NVRTC lacks.
 OCTAVO_RULE constexpr std::uint64_t divide_up(std::uint64_t count, std::uint64_t by) {
   return count / by + (count % by != 0);
 }

@@ -10,8 +10,8 @@
 #include "octavo/kernels/table.h"
 
 /// What the kernels of this folder are to a back end whose device runs items in groups, SYCL or CUDA. NAME.kernel is
-/// device source, which the back end compiles at run time for the device at hand. launch_*.cpp and block_codec.cpp
-/// enqueue it, in the object files that each such back end links.
+/// device source, which the back end compiles at run time for the device at hand. launch_*.cpp enqueue it, in the
+/// object files that each such back end links.
 namespace octavo::lanes {
 
 /// A file of device source, as the build embeds it.
