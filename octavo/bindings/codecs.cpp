@@ -22,7 +22,7 @@ const Codec& codec_of(const Plan& plan) {
        " maps whole tensors, by their shape, in several rounds: it has no payload; octavo.all_reduce runs it");
 }
 
-constexpr const char* kOfPlan = R"doc(How values travel: the codec, its error feedback, and rules for some parameters.
+constexpr const char* kOfPlan = R"doc(How values are sent: the codec, its error feedback, and rules for some parameters.
 
 Plan(text) parses a text such as "int4+ef", "topk:0.01+ef+warmup:200" or "int4+ef;*embed*=dense"; docs/gradients.md lists
 all plans. Raises ValueError, which says what would work, for a text that is none. Plans are immutable, are equal where
@@ -57,7 +57,7 @@ void bind_plan(py::module_& m) {
           "The codec of what owners send to all, where it is another one (+down); otherwise None.")
       .def_property_readonly(
           "rules", &rules_of,
-          "A list of (pattern, plan): the parameters whose names a pattern fits travel by that plan.")
+          "A list of (pattern, plan): the parameters whose names a pattern fits are sent by that plan.")
       .def("of", &plan_of, py::arg("parameter"), "Returns the plan of the parameter of this name.")
       .def_property_readonly(
           "warmup_steps", [](const Plan& plan) { return plan.warm_up ? plan.warm_up->steps : 0; },

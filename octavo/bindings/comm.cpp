@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "octavo/bindings/bind.h"
+#include "octavo/bindings/durations.h"
 #include "octavo/bindings/echo_backend.h"
 #include "octavo/bindings/errors.h"
-#include "octavo/bindings/seconds.h"
 #include "octavo/bindings/without_gil.h"
 #include "octavo/comm/all_reduce.h"
 #include "octavo/comm/compressor.h"

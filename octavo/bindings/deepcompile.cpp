@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "octavo/bindings/bind.h"
-#include "octavo/bindings/seconds.h"
+#include "octavo/bindings/durations.h"
 #include "octavo/bindings/without_gil.h"
 #include "octavo/comm/schedule/gather_shards.h"
 #include "octavo/deepcompile/engine.h"
@@ -68,14 +68,14 @@ void bind_flags(py::module_& m) {
       .def_readwrite("offload_activation_pin_memory", &Flags::offload_activation_pin_memory);
 }
 
-void bind_engine(py::module_& m) {
+using EngineClass = py::class_<dc::Engine, WithoutGilPtr<dc::Engine>>;
+
+/// What is registered, and what is known from the first graph on.
+void def_graphs(EngineClass& engine) {
   using dc::Engine;
   using Shape = std::vector<std::int64_t>;
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
-  py::class_<Engine, WithoutGilPtr<Engine>>(m, "Engine")
-      .def(py::init(&make_engine), py::arg("backend"), py::arg("bucket_elements"), py::arg("plan"),
-           py::arg("gather") = py::none(), py::arg("timeout_s") = 300.0, py::arg("symmetric_memory") = py::none(),
-           py::arg("gradient_backend") = py::none(), py::arg("paging") = StatePaging(), py::arg("seed") = 0)
+  engine
       .def(
           "owned",
           [](const Engine& engine, std::uint64_t count) {
@@ -101,22 +101,43 @@ void bind_engine(py::module_& m) {
           },
           py::arg("ds_id"), py::arg("ds_shape"), py::arg("ds_tensor"), py::arg("grad_buffer"), py::arg("persistent"),
           py::arg("name"), py::arg("exempt"))
-      .def_property_readonly("flags", [](const Engine& engine) { return engine.flags; })
-      .def("new_graph_id", &Engine::new_graph_id)
-      .def("unregister_graph", &Engine::unregister_graph, py::arg("graph_id"))
-      .def("reset", &Engine::reset, no_gil)
       .def("update_param_grad_buffer", &Engine::update_param_grad_buffer, py::arg("ds_id"), py::arg("grad_buffer"))
-      .def("set_persistent", &Engine::set_persistent, py::arg("ds_id"), py::arg("is_persistent") = true, no_gil)
+      .def("new_graph_id", &Engine::new_graph_id)
       .def("register_graph_z1", &Engine::register_graph_z1, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
       .def("register_graph_z2", &Engine::register_graph_z2, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
       .def("register_graph_z3", &Engine::register_graph_z3, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
       .def("order_gradients", &Engine::order_gradients, py::arg("graph_id"), py::arg("expected"), py::arg("learns"),
            no_gil)
-      .def("why_no_symmetric_memory", &Engine::why_no_symmetric_memory)
+      .def("unregister_graph", &Engine::unregister_graph, py::arg("graph_id"))
+      .def("reset", &Engine::reset, no_gil)
+      .def_property_readonly("flags", [](const Engine& engine) { return engine.flags; })
+      .def("why_no_symmetric_memory", &Engine::why_no_symmetric_memory);
+}
+
+/// The passes of a step, and where their gradients are.
+void def_gradients(EngineClass& engine) {
+  using dc::Engine;
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  engine.def("start_forward", &Engine::start_forward)
+      .def("end_forward", &Engine::end_forward)
       .def("start_backward", &Engine::start_backward, py::arg("update"), no_gil)
       .def("take_grad", &Engine::take_grad, py::arg("grad"), py::arg("graph_id"), py::arg("ds_id"), no_gil)
       .def("end_backward", &Engine::end_backward, py::arg("graph_id"), py::arg("release_reduce_buckets") = false,
            no_gil)
+      .def("give_up_pass", &Engine::give_up_pass, no_gil)
+      .def("drop_gradients", &Engine::drop_gradients, no_gil)
+      .def("ignore_gradients", &Engine::ignore_gradients, py::arg("ignores"))
+      .def("ignores_gradients", &Engine::ignores_gradients)
+      .def("reduced_params", &Engine::reduced_params)
+      .def_property_readonly("compressor", &Engine::compressor, py::return_value_policy::reference_internal)
+      .def("sent_bytes", &Engine::sent_bytes, no_gil);
+}
+
+/// Where parameters and states are.
+void def_values(EngineClass& engine) {
+  using dc::Engine;
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  engine
       .def(
           "gather_into",
           [](Engine& engine, const std::vector<long>& ids, const std::vector<at::Tensor>& wholes) {
@@ -136,22 +157,24 @@ void bind_engine(py::module_& m) {
             if (registry.hasGatheredParam(id)) registry.unregisterGatheredParam(id);  // or a graph has released it
           },
           py::arg("ds_id"))
-      .def_property_readonly("compressor", &Engine::compressor, py::return_value_policy::reference_internal)
+      .def("set_persistent", &Engine::set_persistent, py::arg("ds_id"), py::arg("is_persistent") = true, no_gil)
+      .def("gather_updated", &Engine::gather_updated, no_gil)
+      .def("invalidate_gathered_param", &Engine::invalidate_gathered_param, py::arg("ds_id"), no_gil)
+      .def("invalidate_gathered_params", &Engine::invalidate_gathered_params)
+      .def("clear_all_gathered_params", &Engine::clear_all_gathered_params, no_gil)
       .def("set_states", &Engine::set_states, py::arg("ds_id"), py::arg("states"))
       .def("restore", &Engine::restore, no_gil)
-      .def("offloaded_bytes", &Engine::offloaded_bytes)
-      .def("give_up_pass", &Engine::give_up_pass, no_gil)
-      .def("drop_gradients", &Engine::drop_gradients, no_gil)
-      .def("ignore_gradients", &Engine::ignore_gradients, py::arg("ignores"))
-      .def("ignores_gradients", &Engine::ignores_gradients)
-      .def("start_forward", &Engine::start_forward)
-      .def("end_forward", &Engine::end_forward)
-      .def("invalidate_gathered_param", &Engine::invalidate_gathered_param, py::arg("ds_id"), no_gil)
-      .def("clear_all_gathered_params", &Engine::clear_all_gathered_params, no_gil)
-      .def("invalidate_gathered_params", &Engine::invalidate_gathered_params)
-      .def("gather_updated", &Engine::gather_updated, no_gil)
-      .def("reduced_params", &Engine::reduced_params)
-      .def("sent_bytes", &Engine::sent_bytes, no_gil);
+      .def("offloaded_bytes", &Engine::offloaded_bytes);
+}
+
+void bind_engine(py::module_& m) {
+  EngineClass engine(m, "Engine");
+  engine.def(py::init(&make_engine), py::arg("backend"), py::arg("bucket_elements"), py::arg("plan"),
+             py::arg("gather") = py::none(), py::arg("timeout_s") = 300.0, py::arg("symmetric_memory") = py::none(),
+             py::arg("gradient_backend") = py::none(), py::arg("paging") = StatePaging(), py::arg("seed") = 0);
+  def_graphs(engine);
+  def_gradients(engine);
+  def_values(engine);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include "octavo/bindings/bind.h"
+#include "octavo/bindings/errors.h"
 #include "octavo/kernels/backend.h"
 #include "octavo/kernels/error.h"
 
@@ -11,17 +12,6 @@ namespace py = pybind11;
 namespace octavo {
 
 namespace {
-
-PyObject* python_class(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::invalid_argument: return PyExc_ValueError;
-    case ErrorCode::wrong_type: return PyExc_TypeError;
-    case ErrorCode::unsupported: return PyExc_NotImplementedError;
-    case ErrorCode::timeout: return PyExc_TimeoutError;
-    case ErrorCode::out_of_memory: return PyExc_MemoryError;
-    default: return PyExc_RuntimeError;
-  }
-}
 
 void bind_errors() {
   py::register_exception_translator([](std::exception_ptr thrown) {

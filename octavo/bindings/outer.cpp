@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "octavo/bindings/bind.h"
-#include "octavo/bindings/seconds.h"
+#include "octavo/bindings/durations.h"
 #include "octavo/bindings/without_gil.h"
 #include "octavo/kernels/error.h"
 

@@ -14,9 +14,9 @@
 
 #include "octavo/comm/schedule/messages.h"
 #include "octavo/comm/shared/shared_backend.h"
-#include "octavo/deepcompile/host_copy.h"
 #include "octavo/deepcompile/symmetric.h"
 #include "octavo/deepcompile/text.h"
+#include "octavo/device/stream_event.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo::dc {
@@ -50,7 +50,7 @@ Engine::~Engine() {
     const bool are_away = offloaded_bytes() > 0;
     restore();
     if (are_away) synchronize(param_registry->getParam(params_.front().id).getDevice());
-  } catch (...) {  // the device has no memory left, or is lost: whoever reads the values is told that they are away
+  } catch (...) {  // the device has no memory left, or is lost: reading the values raises an error that says so
   }
 }
 
@@ -73,7 +73,7 @@ void Engine::init(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_p
 
 void Engine::reset() {
   give_up_pass();
-  if (gather_) gather_->wait_all();
+  if (shared_) shared_->gather->wait_all();
   executors.clear();
   offloads_.clear();
 }
@@ -85,21 +85,14 @@ void Engine::cleanup() {
   offloads_.clear();
   params_.clear();
   whole_.clear();
-  sum_.reset();
-  fresh_.reset();
-  gather_.reset();
+  shared_.reset();
+  pass_ = {};
   reduce_buckets.reset();
   param_registry = std::make_shared<DSParamRegistry>();
-  rs_stream_.reset();
-  copy_stream_.reset();
-  begins_step_ = sends_ = true;
-  is_in_pass_ = has_sent_before_ = ignores_gradients_ = false;
-  open_graphs_.clear();
-  handed_over_.clear();
   symm_mem.reset();
   use_symm_mem = false;
-  why_no_symmetric_memory_.clear();
   backend_.reset();
+  bucket_size_ = 0;
   options_ = {};
   process_group.reset();
   *flags = {};
@@ -119,7 +112,7 @@ Range Engine::owned(std::uint64_t count) const {
 }
 
 void Engine::require_registering(long ds_id, const ParamOptions& options) const {
-  if (sum_) {
+  if (shared_) {
     fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id, " comes after the first graph: register all ",
          "parameters, then graphs");
   }
@@ -159,7 +152,7 @@ void Engine::register_param(long ds_id, const std::vector<std::int64_t>& ds_shap
          ds_tensor.scalar_type(), ", as the whole, got ", options.own_part.scalar_type());
   }
   if (options_.gather_codec && !has_own) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id, " travels by ", options_.gather_codec->text(),
+    fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id, " is sent by ", options_.gather_codec->text(),
          ", which leaves something out: keep what this rank owns in memory of its own, ParamOptions::own_part");
   }
   param_registry->registerParam(ds_id, ds_shape, has_own ? std::move(options.own_part) : ds_tensor,
@@ -223,7 +216,7 @@ void Engine::require_params(long graph_id, const std::vector<long>& ds_ids, bool
 
 /// Makes what graphs share, on the device of the parameters. Where it throws nothing has changed.
 void Engine::make_shared_parts() {
-  if (sum_) return;
+  if (shared_) return;
   const c10::Device device = param_registry->getParam(params_.front().id).getDevice();
   const std::optional<bool> wanted = use_symm_mem ? true : options_.symmetric_memory;
   auto of_gradients = options_.gradient_backend;
@@ -237,21 +230,22 @@ void Engine::make_shared_parts() {
                                               options_.gather_codec, flags);
   auto fresh = std::make_shared<FreshGather>(gather, param_registry);
   auto buckets = std::make_shared<DoubleBufferedReduceBucket>(bucket_size_, options_.double_buffer, device);
-  const c10::Stream reducing = stream_beside(device), copying = stream_beside(device);
+  Shared shared = {.why_no_symmetric_memory = reached.why_not,
+                   .rs_stream = stream_beside(device),
+                   .copy_stream = stream_beside(device),
+                   .sum = std::move(sum),
+                   .gather = std::move(gather),
+                   .fresh = std::move(fresh)};
   options_.gradient_backend = std::move(of_gradients);
   backend_ = std::move(reached.backend);
-  why_no_symmetric_memory_ = std::move(reached.why_not);
-  use_symm_mem = why_no_symmetric_memory_.empty();
-  gather_ = std::move(gather);
-  fresh_ = std::move(fresh);
+  use_symm_mem = reached.why_not.empty();
   reduce_buckets = std::move(buckets);
-  rs_stream_ = reducing;
-  copy_stream_ = copying;
-  sum_ = std::move(sum);
+  shared_ = std::move(shared);
 }
 
-template <class Executor, class... More>
-void Engine::register_graph(long graph_id, const std::vector<long>& ds_ids, const More&... more) {
+/// `parts` are those that this class of executor takes beside what all executors take.
+template <class Executor, class... Parts>
+void Engine::register_graph(long graph_id, const std::vector<long>& ds_ids, Parts Shared::*... parts) {
   if (executors.contains(graph_id)) {
     fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " is registered already");
   }
@@ -260,14 +254,16 @@ void Engine::register_graph(long graph_id, const std::vector<long>& ds_ids, cons
          "new_graph_id() of the engine that registers them");
   }
   require_params(graph_id, ds_ids, !std::is_same_v<Executor, Z3CustomOpExecutor>);
-  if (!executors.empty() && divides_first_ != flags->pre_div_reduce) {
+  const bool divides_first = shared_ && shared_->divides_first;
+  if (!executors.empty() && divides_first != flags->pre_div_reduce) {
     fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " comes after pre_div_reduce was changed, and ",
          "shares its buckets with ", executors.size(), " other graphs: set it before the first one");
   }
-  make_shared_parts();  // `more` refers to some of them
-  if (executors.empty()) divides_first_ = flags->pre_div_reduce;
-  executors.emplace(graph_id, std::make_shared<Executor>(process_group, param_registry, reduce_buckets, ds_ids,
-                                                         *rs_stream_, *copy_stream_, sum_, more..., flags));
+  make_shared_parts();
+  if (executors.empty()) shared_->divides_first = flags->pre_div_reduce;
+  executors.emplace(
+      graph_id, std::make_shared<Executor>(process_group, param_registry, reduce_buckets, ds_ids, shared_->rs_stream,
+                                           shared_->copy_stream, shared_->sum, (*shared_).*parts..., flags));
 }
 
 void Engine::register_graph_z1(long graph_id, const std::vector<long>& ds_ids) {
@@ -279,7 +275,7 @@ void Engine::register_graph_z2(long graph_id, const std::vector<long>& ds_ids) {
 }
 
 void Engine::register_graph_z3(long graph_id, const std::vector<long>& ds_ids) {
-  register_graph<Z3CustomOpExecutor>(graph_id, ds_ids, gather_, fresh_);
+  register_graph<Z3CustomOpExecutor>(graph_id, ds_ids, &Shared::gather, &Shared::fresh);
 }
 
 void Engine::order_gradients(long graph_id, const std::vector<long>& expected, bool learns) {
@@ -302,7 +298,7 @@ void Engine::order_gradients(long graph_id, const std::vector<long>& expected, b
 }
 
 void Engine::unregister_graph(long graph_id) {
-  if (open_graphs_.contains(graph_id)) {
+  if (pass_.open_graphs.contains(graph_id)) {
     fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " has gradients in a backward pass: call ",
          "end_backward() for it, or give_up_pass(), before it is forgotten");
   }
@@ -315,7 +311,8 @@ void Engine::update_param_grad_buffer(long ds_id, at::Tensor grad_buffer) {
 }
 
 SymmetricMemoryPtr Engine::getSymmMemWorkspace(std::int64_t size) {
-  if (!sum_) fail(ErrorCode::invalid_argument, kOfEngine, "ranks share memory from the first graph on: register one");
+  if (!shared_)
+    fail(ErrorCode::invalid_argument, kOfEngine, "ranks share memory from the first graph on: register one");
   const c10::Device device = param_registry->getParam(params_.front().id).getDevice();
   const std::string name = device.is_cpu() ? "" : process_group->getGroupName();
   return make_symmetric_memory(backend_, name, device, size, options_.timeout);

@@ -163,8 +163,8 @@ class OCTAVO_API Engine {
   void drop_gradients();
   /// Sets whether reduce_grads() and finish_backward() ignore gradients. Between passes a compiled graph may be
   /// differentiated for something else, and then computes gradients of its parameters, too.
-  void ignore_gradients(bool ignores) { ignores_gradients_ = ignores; }
-  bool ignores_gradients() const { return ignores_gradients_; }
+  void ignore_gradients(bool ignores) { pass_.ignores_gradients = ignores; }
+  bool ignores_gradients() const { return pass_.ignores_gradients; }
 
   // ---- whole parameters, of graphs of stage 3
 
@@ -230,7 +230,7 @@ class OCTAVO_API Engine {
   std::int64_t offloaded_bytes() const { return param_registry->offloadedBytes() + states_.away_bytes(); }
 
   /// Returns why ranks do not send by memory that they share; empty where they do. Known from the first graph on.
-  const std::string& why_no_symmetric_memory() const { return why_no_symmetric_memory_; }
+  std::string why_no_symmetric_memory() const { return shared_ ? shared_->why_no_symmetric_memory : ""; }
   /// Returns memory of each rank that all others read and write, on the device of the parameters: `size` bytes on each
   /// rank. All ranks must call it together, after the first graph. Throws Error unsupported where ranks share none.
   c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> getSymmMemWorkspace(std::int64_t size);
@@ -265,13 +265,34 @@ class OCTAVO_API Engine {
   const std::shared_ptr<Flags> flags = std::make_shared<Flags>();
 
  private:
+  /// What graphs share, made with the first one.
+  struct Shared {
+    std::string why_no_symmetric_memory;
+    c10::Stream rs_stream, copy_stream;
+    std::shared_ptr<GradientSum> sum;
+    std::shared_ptr<ParamGather> gather;
+    std::shared_ptr<FreshGather> fresh;
+    bool divides_first = false;  // Flags::pre_div_reduce as all graphs that are registered now were given it
+  };
+
+  /// Where the passes of the step under way stand.
+  struct Pass {
+    std::set<long> open_graphs;                          // have taken gradients, and their backward pass was not ended
+    std::unordered_map<long, std::int64_t> handed_over;  // by graph: gradients since its last backward pass
+    bool is_under_way = false;
+    bool begins_step = true;       // the next pass is the first one of a step
+    bool sends = true;             // the pass under way sends gradients, or did so if it was the last one
+    bool has_sent_before = false;  // an earlier pass of this step has sent gradients
+    bool ignores_gradients = false;
+  };
+
   const c10d::Backend& backend() const;
   void require_registering(long ds_id, const ParamOptions& options) const;
   void add(long ds_id, const std::vector<std::int64_t>& shape, ParamOptions options);
   void require_params(long graph_id, const std::vector<long>& ds_ids, bool are_whole) const;
   void make_shared_parts();
-  template <class Executor, class... More>
-  void register_graph(long graph_id, const std::vector<long>& ds_ids, const More&... more);
+  template <class Executor, class... Parts>
+  void register_graph(long graph_id, const std::vector<long>& ds_ids, Parts Shared::*... parts);
   void end_reductions(long graph_id);
   void note_gradient(long graph_id);
   void forget_sums();
@@ -285,25 +306,14 @@ class OCTAVO_API Engine {
   std::unique_ptr<Wire> new_wire(const c10::intrusive_ptr<c10d::Backend>& backend) const;
 
   c10::intrusive_ptr<c10d::Backend> backend_;
-  std::string why_no_symmetric_memory_;
   std::int64_t bucket_size_ = 0;
   EngineOptions options_;
   std::vector<SummedParam> params_;
   std::vector<long> whole_;  // the parameters of stages 1 and 2
-  std::shared_ptr<GradientSum> sum_;
-  std::shared_ptr<ParamGather> gather_;
-  std::shared_ptr<FreshGather> fresh_;
+  std::optional<Shared> shared_;
   std::unordered_map<long, TensorOffload> offloads_;  // by graph
   HostedStates states_;
-  std::unordered_map<long, std::int64_t> handed_over_;  // by graph: gradients since its last backward pass
-  std::optional<c10::Stream> rs_stream_, copy_stream_;
-  std::set<long> open_graphs_;  // have taken gradients, and their backward pass was not ended
-  bool is_in_pass_ = false;
-  bool begins_step_ = true;
-  bool sends_ = true;             // the pass under way sends gradients, or did so if it was the last one
-  bool has_sent_before_ = false;  // an earlier pass of this step has sent gradients
-  bool ignores_gradients_ = false;
-  bool divides_first_ = false;
+  Pass pass_;
   GraphIds graph_ids_{*this};
 };
 

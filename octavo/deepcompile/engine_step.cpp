@@ -53,19 +53,19 @@ void Engine::start_backward(bool update) {
   if (executors.empty()) {
     fail(ErrorCode::invalid_argument, kOfStep, "a backward pass needs a graph: register one first");
   }
-  if (!open_graphs_.empty()) {
+  if (!pass_.open_graphs.empty()) {
     fail(ErrorCode::invalid_argument, kOfStep, "the backward pass before was not ended, and graphs [",
-         join_as_str(open_graphs_, ", ", 100), "] have gradients of it: call end_backward() for each of them, or ",
+         join_as_str(pass_.open_graphs, ", ", 100), "] have gradients of it: call end_backward() for each of them, or ",
          "give_up_pass() of the engine after an error");
   }
-  if (begins_step_) require_all_reduced();
+  if (pass_.begins_step) require_all_reduced();
   const bool sends = std::ranges::any_of(executors, [&](const auto& each) { return each.second->sendsIn(update); });
   // A step for the plan, which counts those that send. It may find that a rank was lost, so nothing has changed yet.
-  if (sum_ && sends) sum_->begin_pass();
-  sends_ = sends;
-  is_in_pass_ = true;
-  if (std::exchange(begins_step_, update)) param_registry->accumulation().forget_averages();
-  has_sent_before_ = !param_registry->accumulation().reduced.empty();
+  if (shared_ && sends) shared_->sum->begin_pass();
+  pass_.sends = sends;
+  pass_.is_under_way = true;
+  if (std::exchange(pass_.begins_step, update)) param_registry->accumulation().forget_averages();
+  pass_.has_sent_before = !param_registry->accumulation().reduced.empty();
   for (auto& [id, executor] : executors) executor->startBackward(update);
 }
 
@@ -95,8 +95,8 @@ void Engine::take_grad(at::Tensor grad_tensor, long graph_id, long ds_id) {
 }
 
 void Engine::note_gradient(long graph_id) {
-  is_in_pass_ = true;
-  open_graphs_.insert(graph_id);
+  pass_.is_under_way = true;
+  pass_.open_graphs.insert(graph_id);
 }
 
 void Engine::reduce_grads(at::TensorList grads, long graph_id, const std::vector<long>& ds_ids) {
@@ -104,61 +104,63 @@ void Engine::reduce_grads(at::TensorList grads, long graph_id, const std::vector
     fail(ErrorCode::invalid_argument, kOfStep, "expected a gradient for each of ", ds_ids.size(),
          " parameters of graph ", graph_id, ", got ", grads.size());
   }
-  if (ignores_gradients_) return;
+  if (pass_.ignores_gradients) return;
   for (std::size_t i = 0; i < grads.size(); ++i) reduce_grad(grads[i], graph_id, ds_ids[i]);
   executor(graph_id).blockOnCopies();
-  handed_over_[graph_id] += static_cast<std::int64_t>(grads.size());
+  pass_.handed_over[graph_id] += static_cast<std::int64_t>(grads.size());
 }
 
 void Engine::finish_backward(long graph_id, std::int64_t n_grads) {
-  const std::int64_t got = std::exchange(handed_over_[graph_id], 0);
+  const std::int64_t got = std::exchange(pass_.handed_over[graph_id], 0);
   end_reductions(graph_id);
-  if (got != n_grads && !ignores_gradients_) {
+  if (got != n_grads && !pass_.ignores_gradients) {
     fail(ErrorCode::invalid_argument, kOfStep, "expected ", n_grads, " gradients of graph ", graph_id, ", got ", got,
          ": the compiler has left out an operator, and parameters were not trained");
   }
-  if (fresh_) fresh_->require_waited(executor(graph_id).getParamIds());
+  if (shared_) shared_->fresh->require_waited(executor(graph_id).getParamIds());
 }
 
 void Engine::end_backward(long graph_id, bool release_reduce_buckets) {
   end_reductions(graph_id);
   if (release_reduce_buckets && reduce_buckets && reduce_buckets->tasks().empty()) reduce_buckets->clear();
-  if (fresh_) fresh_->require_waited(executor(graph_id).getParamIds());
+  if (shared_) shared_->fresh->require_waited(executor(graph_id).getParamIds());
 }
 
 void Engine::end_reductions(long graph_id) {
-  if (!ignores_gradients_) {
+  if (!pass_.ignores_gradients) {
     executor(graph_id).endBackward();
-    open_graphs_.erase(graph_id);
-    is_in_pass_ = !open_graphs_.empty();
+    pass_.open_graphs.erase(graph_id);
+    pass_.is_under_way = !pass_.open_graphs.empty();
   }
   offload_of(graph_id).clear_reloaded();
 }
 
 void Engine::give_up_pass() {
-  if (fresh_) fresh_->clear();
+  if (shared_) shared_->fresh->clear();
   for (auto& [id, executor] : executors) {
     if (executor) executor->giveUpPass();
   }
   if (reduce_buckets) reduce_buckets->clear();  // also of graphs that are gone
-  open_graphs_.clear();
-  handed_over_.clear();
-  if (!std::exchange(is_in_pass_, false)) return;
-  if (sum_ && sends_) sum_->give_up_pass();
+  pass_.open_graphs.clear();
+  pass_.handed_over.clear();
+  if (!std::exchange(pass_.is_under_way, false)) return;
+  if (shared_ && pass_.sends) shared_->sum->give_up_pass();
   forget_sums();
 }
 
 void Engine::drop_gradients() {
-  if (is_in_pass_) return give_up_pass();
-  if (sum_ && sends_) sum_->compressor().drop_step_or_residuals();
+  if (pass_.is_under_way) return give_up_pass();
+  if (shared_ && pass_.sends) shared_->sum->compressor().drop_step_or_residuals();
   forget_sums();
 }
 
 void Engine::forget_sums() {
   param_registry->accumulation() = {};
-  begins_step_ = true;
-  const bool were_several = std::exchange(has_sent_before_, false) || (sum_ && sends_ && sum_->is_split());
-  if (were_several && sum_) sum_->compressor().drop_residuals();  // the first may have left out what the last has sent
+  pass_.begins_step = true;
+  const bool were_several =
+      std::exchange(pass_.has_sent_before, false) || (shared_ && pass_.sends && shared_->sum->is_split());
+  // The first pass may have left out what the last one has sent.
+  if (were_several && shared_) shared_->sum->compressor().drop_residuals();
 }
 
 CustomOpExecutor& Engine::executor(long graph_id) const { return *getExecutor<CustomOpExecutor>(graph_id, executors); }
@@ -170,13 +172,13 @@ std::vector<long> Engine::reduced_params() const {
 }
 
 Compressor& Engine::compressor() const {
-  if (!sum_) fail(ErrorCode::invalid_argument, kOfStep, "gradients are summed up from the first graph on");
-  return sum_->compressor();
+  if (!shared_) fail(ErrorCode::invalid_argument, kOfStep, "gradients are summed up from the first graph on");
+  return shared_->sum->compressor();
 }
 
 std::uint64_t Engine::sent_bytes() const {
-  if (!sum_) return 0;
-  std::uint64_t sent = sum_->compressor().stats().wire_bytes + gather_->sent_bytes();
+  if (!shared_) return 0;
+  std::uint64_t sent = shared_->sum->compressor().stats().wire_bytes + shared_->gather->sent_bytes();
   for (const auto& [id, executor] : executors) {
     if (const auto* reducing = dynamic_cast<const ReducingExecutor*>(executor.get())) sent += reducing->orderBytes();
   }

@@ -60,7 +60,7 @@ void Engine::set_persistent(long ds_id, bool is_persistent) {
 }
 
 void Engine::invalidate_gathered_param(long ds_id) {
-  if (gather_) gather_->wait(ds_id);
+  if (shared_) shared_->gather->wait(ds_id);
   param_registry->setValid(ds_id, false);
   const bool is_given_up = param_registry->hasGatheredParam(ds_id) && !param_registry->getParam(ds_id).isPersistent();
   if (is_given_up) param_registry->unregisterGatheredParam(ds_id);
@@ -84,6 +84,8 @@ at::Tensor Engine::offload_tensor(at::Tensor tensor, long graph_id, long id) {
 at::Tensor Engine::reload_tensor(at::Tensor tensor, long graph_id, long id) {
   return offload_of(graph_id).reload(tensor, id);
 }
+
+// The tensor is in the schemas of these operators, as in DeepSpeed's: it fixes their place in a graph.
 
 at::Tensor Engine::wait_offload(at::Tensor, long graph_id, long id) { return offload_of(graph_id).wait_offload(id); }
 
@@ -131,7 +133,7 @@ void Engine::offload_states(long graph_id, const std::vector<long>& ds_ids) {
 
 void Engine::reload_states(long graph_id, const std::vector<long>& ds_ids) {
   require_graph(graph_id);
-  if (!begins_step_) return;  // another micro-batch comes before they are needed
+  if (!pass_.begins_step) return;  // another micro-batch comes before they are needed
   for (const long id : ds_ids) states_.reload(id);
 }
 
@@ -162,11 +164,11 @@ void Engine::free_tensors(const std::vector<at::Tensor>& tensors) const {
 
 /// Makes transfers of about a bucket each, as many of them under way as ParamGather lets there be.
 void Engine::gather_updated() {
-  if (!sum_) return;
+  if (!shared_) return;
   std::vector<long> together;
   std::int64_t elements = 0;
   const auto start = [&] {
-    gather_->start(together);
+    shared_->gather->start(together);
     together.clear();
     elements = 0;
   };
@@ -177,7 +179,7 @@ void Engine::gather_updated() {
     if (elements >= bucket_size_) start();
   }
   start();
-  for (const long id : whole_) gather_->wait(id);
+  for (const long id : whole_) shared_->gather->wait(id);
 }
 
 }  // namespace octavo::dc

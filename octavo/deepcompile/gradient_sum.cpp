@@ -69,7 +69,7 @@ void GradientSum::send(const at::Tensor& bucket, std::vector<ReduceTask> tasks) 
     } else {
       slots.push_back({index_of(task.getDSId()), 0, values.mutable_data_ptr()});
     }
-    comes_again |= compressor_->has_had(slots.back().parameter);
+    comes_again |= compressor_->was_in_bucket(slots.back().parameter);
   }
   // What is remembered of a parameter is read and written once a step. A parameter of several graphs needs several
   // steps.

@@ -5,7 +5,6 @@
 
 #include <utility>
 
-#include "octavo/deepcompile/host_copy.h"
 #include "octavo/deepcompile/memory_access.h"
 #include "octavo/device/pinned.h"
 #include "octavo/device/stream_event.h"

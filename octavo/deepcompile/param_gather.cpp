@@ -11,8 +11,8 @@
 #include "octavo/codec/block_coding.h"
 #include "octavo/comm/layout.h"
 #include "octavo/deepcompile/error_context.h"
-#include "octavo/deepcompile/host_copy.h"
 #include "octavo/deepcompile/text.h"
+#include "octavo/device/stream_event.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "octavo/deepcompile/host_copy.h"
 #include "octavo/device/pinned.h"
 #include "octavo/device/stream_event.h"
 #include "octavo/kernels/error.h"

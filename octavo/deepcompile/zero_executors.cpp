@@ -7,8 +7,8 @@
 
 #include <utility>
 
-#include "octavo/deepcompile/host_copy.h"
 #include "octavo/deepcompile/text.h"
+#include "octavo/device/stream_event.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo::dc {

@@ -83,6 +83,20 @@ class Flat {
 /// Reserves what the Flats of any one parameter need. Each list has a tensor for each parameter, or is empty.
 void reserve_for_flats(CopyRoom& room, at::TensorList parameters, std::initializer_list<at::TensorList> lists);
 
+/// Calls `step(i, flat_of)` for each parameter, where `flat_of(list)` returns the Flat of the list's tensor i in the
+/// parameter's order. Memory for the Flats is reserved before the first call; afterwards nothing is allocated for them.
+/// `lists` are those that flat_of() is called with, each at most once for a parameter.
+template <class Step>
+void for_each_flat(at::TensorList parameters, std::initializer_list<at::TensorList> lists, Step step) {
+  CopyRoom room;
+  reserve_for_flats(room, parameters, lists);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    room.clear();
+    const at::Tensor order = order_of(parameters[i]);
+    step(i, [&](at::TensorList list) { return Flat(list[i], order, &room); });
+  }
+}
+
 /// Calls `launch(scope, first, size)` for parts of `count` elements, several at a time where there are more threads.
 template <class Launch>
 void for_elements(c10::Device device, std::uint64_t count, Launch launch) {

@@ -38,18 +38,14 @@ void sign_step_(at::TensorList parameters, at::TensorList updates, double lr, do
   require_finite(lr, kWhere, "lr");
   require_finite(weight_decay, kWhere, "weight_decay");
   const float decay = kept_by(lr, weight_decay), step_size = static_cast<float>(lr);
-  CopyRoom room;
-  reserve_for_flats(room, parameters, {parameters, updates});
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    room.clear();
-    const at::Tensor order = order_of(parameters[i]);
-    Flat p(parameters[i], order, &room), u(updates[i], order, &room);
+  for_each_flat(parameters, {parameters, updates}, [&](std::size_t i, const auto& flat_of) {
+    Flat p = flat_of(parameters), u = flat_of(updates);
     float *pd = p.data(), *ud = u.data();
     for_elements(parameters[i], [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
       scope.kernels().sign_step(scope.queue(), decay, step_size, size, ud + first, pd + first);
     });
     p.write_back();
-  }
+  });
 }
 
 void mix_momentum(c10::Device device, const rules::MomentumMix& mix, std::uint64_t count, float* values,

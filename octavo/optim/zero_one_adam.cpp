@@ -88,15 +88,9 @@ void zero_one_variance_(at::TensorList parameters, at::TensorList gradients, at:
     return own;
   };
   for (std::size_t i = 0; i < parameters.size(); ++i) require_valid(options_of(i), kWhere);
-  CopyRoom room;
-  reserve_for_flats(room, parameters, {parameters, gradients, momenta, squares, preconditioners});
   std::unordered_map<c10::Device, FreezeRoom> freezing;
   for (const at::Tensor& preconditioner : preconditioners) freezing[preconditioner.device()].reserve(preconditioner);
-  // from here on nothing is allocated
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    room.clear();
-    const at::Tensor order = order_of(parameters[i]);
-    const auto flat_of = [&](at::TensorList tensors) { return Flat(tensors[i], order, &room); };
+  const auto step = [&](std::size_t i, const auto& flat_of) {  // it allocates nothing
     Flat p = flat_of(parameters), g = flat_of(gradients), m = flat_of(momenta), v = flat_of(squares);
     if (updates[i] == 1) {
       m.values().zero_();
@@ -108,7 +102,8 @@ void zero_one_variance_(at::TensorList parameters, at::TensorList gradients, at:
     preconditioners[i].copy_(squares[i]);
     freezing.at(parameters[i].device()).freeze(preconditioners[i], options.beta2, options.eps, floor, updates[i]);
     momenta[i].mul_(preconditioners[i]);
-  }
+  };
+  for_each_flat(parameters, {parameters, gradients, momenta, squares, preconditioners}, step);
 }
 
 void zero_one_local_(at::TensorList parameters, at::TensorList gradients, at::TensorList preconditioners,
@@ -121,22 +116,18 @@ void zero_one_local_(at::TensorList parameters, at::TensorList gradients, at::Te
   require_states(momenta, parameters, kWhere, "a momentum", "momenta");
   require_states(updates, parameters, kWhere, "an update", "updates");
   require_length(step_sizes.size(), parameters.size(), kWhere, "step sizes");
-  CopyRoom room;
-  reserve_for_flats(room, parameters, {parameters, gradients, preconditioners, anchors, momenta, updates});
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    room.clear();
-    const rules::ZeroOneStep step = zero_one_step(beta, step_sizes[i]);
-    const at::Tensor order = order_of(parameters[i]);
-    const auto flat_of = [&](at::TensorList tensors) { return Flat(tensors[i], order, &room); };
+  const auto step = [&](std::size_t i, const auto& flat_of) {
+    const rules::ZeroOneStep rule = zero_one_step(beta, step_sizes[i]);
     Flat p = flat_of(parameters), g = flat_of(gradients), c = flat_of(preconditioners), a = flat_of(anchors);
     Flat m = flat_of(momenta), u = flat_of(updates);
     float *pd = p.data(), *gd = g.data(), *cd = c.data(), *ad = a.data(), *md = m.data(), *ud = u.data();
     for_elements(parameters[i], [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
-      scope.kernels().zero_one_local(scope.queue(), step, size, gd + first, cd + first, ad + first, pd + first,
+      scope.kernels().zero_one_local(scope.queue(), rule, size, gd + first, cd + first, ad + first, pd + first,
                                      md + first, ud + first);
     });
     for (Flat* flat : {&p, &m, &u}) flat->write_back();
-  }
+  };
+  for_each_flat(parameters, {parameters, gradients, preconditioners, anchors, momenta, updates}, step);
 }
 
 void zero_one_sync_(at::TensorList parameters, at::TensorList anchors, at::TensorList momenta, at::TensorList updates,
@@ -151,16 +142,12 @@ void zero_one_sync_(at::TensorList parameters, at::TensorList anchors, at::Tenso
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (totals[i] <= 0) kept[i] = momenta[i].clone();
   }
-  CopyRoom room;
-  reserve_for_flats(room, parameters, {parameters, anchors, momenta, updates});
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    room.clear();
+  const auto step = [&](std::size_t i, const auto& flat_of) {
     const auto decay = static_cast<float>(decays[i]);
     const auto share = static_cast<float>(totals[i] > 0 ? 1 / totals[i] : 0);
-    const at::Tensor order = order_of(parameters[i]);
-    Flat p(parameters[i], order, &room), m(momenta[i], order, &room), u(updates[i], order, &room);
+    Flat p = flat_of(parameters), m = flat_of(momenta), u = flat_of(updates);
     std::optional<Flat> a;
-    if (!anchors[i].is_same(parameters[i])) a.emplace(anchors[i], order, &room);
+    if (!anchors[i].is_same(parameters[i])) a = flat_of(anchors);
     float *pd = p.data(), *md = m.data(), *ud = u.data(), *ad = a ? a->data() : pd;
     for_elements(parameters[i], [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
       scope.kernels().zero_one_sync(scope.queue(), decay, share, size, ad + first, pd + first, md + first, ud + first);
@@ -168,7 +155,8 @@ void zero_one_sync_(at::TensorList parameters, at::TensorList anchors, at::Tenso
     for (Flat* flat : {&p, &m, &u}) flat->write_back();
     if (a) a->write_back();
     if (kept[i].defined()) momenta[i].copy_(kept[i]);
-  }
+  };
+  for_each_flat(parameters, {parameters, anchors, momenta, updates}, step);
 }
 
 void zero_one_send(c10::Device device, const rules::ZeroOneStep& step, std::uint64_t count, float* values,

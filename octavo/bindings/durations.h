@@ -8,7 +8,7 @@
 
 #include "octavo/comm/schedule/schedule.h"
 
-/// Converts durations from Python's, in seconds.
+/// Durations between Python, in seconds, and C++.
 namespace octavo {
 
 inline std::chrono::milliseconds milliseconds(double seconds) {
