@@ -83,14 +83,13 @@ add_library(octavo SHARED
   comm/shared/symmetric_memory.cpp
   comm/schedule/float_part.cpp
   comm/schedule/gradient_power.cpp
-  comm/schedule/all_reduce_sum.cpp
+  comm/schedule/dense_sum.cpp
   comm/schedule/gather_codes.cpp
   comm/schedule/gather_shards.cpp
   comm/schedule/messages.cpp
   comm/schedule/packed_transfer.cpp
   comm/schedule/one_phase.cpp
   comm/schedule/parts.cpp
-  comm/schedule/reduce_scatter_sum.cpp
   comm/schedule/scatter_sum.cpp
   comm/schedule/sparse_sum.cpp
   comm/schedule/two_phase.cpp
@@ -101,6 +100,7 @@ add_library(octavo SHARED
   comm/measured_loss.cpp
   comm/compressor.cpp
   comm/compressor_bucket.cpp
+  comm/compressor_checks.cpp
   comm/compressor_contributions.cpp
   comm/compressor_plan.cpp
   comm/compressor_state.cpp
@@ -127,7 +127,6 @@ add_library(octavo SHARED
   deepcompile/gradient_order.cpp
   deepcompile/gradient_sum.cpp
   deepcompile/graph_ids.cpp
-  deepcompile/host_copy.cpp
   deepcompile/hosted_states.cpp
   deepcompile/hosted_tensor.cpp
   deepcompile/meta.cpp

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "octavo/bindings/bind.h"
-#include "octavo/bindings/seconds.h"
+#include "octavo/bindings/durations.h"
 #include "octavo/bindings/without_gil.h"
 #include "octavo/comm/plan.h"
 #include "octavo/kernels/error.h"
@@ -35,19 +35,24 @@ std::vector<ParameterInfo> infos_of(const ParameterTuples& parameters) {
   return infos;
 }
 
-std::unique_ptr<Wire> wire_of(const BackendPtr& backend, double timeout_s) {
-  return std::make_unique<Wire>(backend, milliseconds(timeout_s));
+/// A back end, and the numbers by which errors name its ranks (Wire): their numbers in the process group that DDP has,
+/// or among all ranks where a device mesh has several groups. None: their numbers in the back end.
+using Connection = std::pair<BackendPtr, std::vector<int>>;
+
+std::unique_ptr<Wire> wire_of(const Connection& connection, double timeout_s) {
+  constexpr std::uint64_t kNotKnownYet = 0;
+  return std::make_unique<Wire>(connection.first, milliseconds(timeout_s), kNotKnownYet, connection.second);
 }
 
-std::shared_ptr<Compressor> make(const BackendPtr& backend, const Plan& plan, std::vector<ParameterInfo> parameters,
+std::shared_ptr<Compressor> make(const Connection& connection, const Plan& plan, std::vector<ParameterInfo> parameters,
                                  double timeout_s, CompressorOptions options) {
-  return make_without_gil<Compressor>(wire_of(backend, timeout_s), plan, std::move(parameters), std::move(options));
+  return make_without_gil<Compressor>(wire_of(connection, timeout_s), plan, std::move(parameters), std::move(options));
 }
 
 std::shared_ptr<Compressor> make_compressor(const BackendPtr& backend, const Plan& plan,
                                             const ParameterTuples& parameters, double timeout_s,
                                             const StatePaging& paging, std::uint64_t seed) {
-  return make(backend, plan, infos_of(parameters), timeout_s, {.paging = paging, .seed = seed});
+  return make({backend, {}}, plan, infos_of(parameters), timeout_s, {.paging = paging, .seed = seed});
 }
 
 /// `rows` has for each parameter the number of elements in a row. Ranks own whole rows.
@@ -61,12 +66,12 @@ std::shared_ptr<Compressor> make_shard_compressor(const BackendPtr& backend, con
          infos.size(), " parameters, got ", rows.size(), " rows, ", std::ranges::count(rows, 0U), " of them empty");
   }
   for (std::size_t i = 0; i < infos.size(); ++i) infos[i].ownership = Ownership::rows(rows[i]);
-  return make(backend, plan, std::move(infos), timeout_s,
+  return make({backend, {}}, plan, std::move(infos), timeout_s,
               {.collective = Collective::reduce_scatter, .paging = paging, .seed = seed});
 }
 
 /// `replicas` connects the ranks that hold this rank's shard, `shards` those that hold the others of its replica.
-std::shared_ptr<Compressor> make_replica_compressor(const BackendPtr& replicas, const BackendPtr& shards,
+std::shared_ptr<Compressor> make_replica_compressor(const Connection& replicas, const Connection& shards,
                                                     const Plan& plan, const ParameterTuples& parameters,
                                                     double timeout_s, const StatePaging& paging, std::uint64_t seed) {
   return make(replicas, plan, infos_of(parameters), timeout_s,
@@ -74,7 +79,7 @@ std::shared_ptr<Compressor> make_replica_compressor(const BackendPtr& replicas, 
 }
 
 /// `host` connects the ranks of this rank's host, `between` those of the same number on all hosts.
-std::shared_ptr<Compressor> make_host_compressor(const BackendPtr& between, const BackendPtr& host, const Plan& plan,
+std::shared_ptr<Compressor> make_host_compressor(const Connection& between, const Connection& host, const Plan& plan,
                                                  const ParameterTuples& parameters, double timeout_s,
                                                  const StatePaging& paging, std::uint64_t seed) {
   return make(between, plan, infos_of(parameters), timeout_s,
@@ -148,17 +153,16 @@ void set_momentum(Compressor& compressor, const std::map<std::string, std::pair<
   compressor.set_momentum(named, beta);
 }
 
-}  // namespace
+using CompressorClass = py::class_<Compressor, std::shared_ptr<Compressor>>;
 
-void bind_compressor(py::module_& m) {
-  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+/// The values that a compressor is given and gives.
+void bind_state(py::module_& m) {
   py::enum_<Exchange>(m, "Exchange")
       .value("planned", Exchange::planned)
       .value("gradients", Exchange::gradients)
       .value("nothing", Exchange::nothing);
   py::class_<StatePaging>(m, "StatePaging")
       .def(py::init<bool, std::string>(), py::arg("is_paged") = false, py::arg("directory") = "");
-  const StatePaging unpaged;
   py::class_<CompressorState>(m, "CompressorState")
       .def(py::init<std::map<std::string, at::Tensor>, bool, std::uint64_t, std::uint64_t, double, std::uint64_t>(),
            py::arg("tensors"), py::arg("of_momenta"), py::arg("step"), py::arg("seed"), py::arg("usual_factor"),
@@ -169,14 +173,47 @@ void bind_compressor(py::module_& m) {
       .def_readonly("seed", &CompressorState::seed)
       .def_readonly("usual_factor", &CompressorState::usual_factor)
       .def_readonly("unclipped_steps", &CompressorState::unclipped_steps);
-  py::class_<Compressor, std::shared_ptr<Compressor>>(m, "Compressor")
-      .def(py::init(&make_compressor), py::arg("backend"), py::arg("plan"), py::arg("parameters"), py::arg("timeout_s"),
-           py::arg("paging") = unpaged, py::arg("seed") = 0)
-      .def_property_readonly("plan", py::cpp_function(&Compressor::plan, no_gil))
+}
+
+/// What a step sends, and what is remembered of it for the next ones.
+void def_steps(CompressorClass& compressor) {
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  compressor.def_property_readonly("plan", py::cpp_function(&Compressor::plan, no_gil))
       .def_property_readonly("rank", &Compressor::rank)
       .def_property_readonly("world_size", &Compressor::world_size)
       .def("set_plan", &Compressor::set_plan, no_gil)
-      .def("set_momentum", &set_momentum, py::arg("momenta"), py::arg("beta"), no_gil)
+      .def("set_exchange", &Compressor::set_exchange, no_gil)
+      .def_property_readonly("exchange", py::cpp_function(&Compressor::exchange, no_gil))
+      .def("set_gradient_scale", &Compressor::set_gradient_scale, no_gil)
+      .def("end_step", &Compressor::end_step, no_gil)
+      .def("drop_step", &Compressor::drop_step, no_gil)
+      .def("drop_step_or_residuals", &Compressor::drop_step_or_residuals, no_gil)
+      .def("scale_step", &Compressor::scale_step, py::arg("factor"), no_gil)
+      .def("drop_residuals", &Compressor::drop_residuals, no_gil)
+      .def("state", &Compressor::state, no_gil)
+      .def("load_state", &Compressor::load_state, py::arg("state"), no_gil)
+      .def("load_world", &Compressor::load_world, py::arg("world"), no_gil)
+      .def(
+          "run_step",  // one bucket of all parameters in their order, for benchmarks
+          [](Compressor& compressor, const at::Tensor& bucket) {
+            std::vector<Slot> slots;
+            const std::uint64_t reals = bucket.is_complex() ? 2 : 1;  // of an element
+            std::uint64_t offset = 0;
+            for (const ParameterStats& parameter : compressor.parameter_stats()) {
+              slots.push_back({slots.size(), offset});
+              offset += parameter.count / reals;
+            }
+            compressor.begin_step();
+            compressor.reduce(bucket, std::move(slots));
+          },
+          py::arg("bucket"), no_gil)
+      .def_property_readonly("step", py::cpp_function(&Compressor::step, no_gil));
+}
+
+/// Momenta and updates that are sent in place of gradients.
+void def_momenta(CompressorClass& compressor) {
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  compressor.def("set_momentum", &set_momentum, py::arg("momenta"), py::arg("beta"), no_gil)
       .def(
           "keep_own_momenta",
           [](Compressor& compressor, const std::vector<std::string>& names, double update_beta, double kept_beta) {
@@ -194,13 +231,6 @@ void bind_compressor(py::module_& m) {
           },
           no_gil)
       .def("exchange_updates", &Compressor::exchange_updates, no_gil)
-      .def("set_exchange", &Compressor::set_exchange, no_gil)
-      .def_property_readonly("exchange", py::cpp_function(&Compressor::exchange, no_gil))
-      .def("end_step", &Compressor::end_step, no_gil)
-      .def("drop_step", &Compressor::drop_step, no_gil)
-      .def("drop_step_or_residuals", &Compressor::drop_step_or_residuals, no_gil)
-      .def("scale_step", &Compressor::scale_step, py::arg("factor"), no_gil)
-      .def("gradient_powers", &Compressor::gradient_powers, no_gil)
       .def(
           "momentum_sample",
           [](const Compressor& compressor) {  // a copy: the hook's thread must not free what Python owns
@@ -208,29 +238,29 @@ void bind_compressor(py::module_& m) {
             return std::make_tuple(sample.parameter, sample.stride,
                                    sample.values.defined() ? sample.values.clone() : sample.values);
           },
-          no_gil)
-      .def("set_gradient_scale", &Compressor::set_gradient_scale, no_gil)
-      .def("drop_residuals", &Compressor::drop_residuals, no_gil)
+          no_gil);
+}
+
+/// What a compressor says of its work.
+void def_figures(CompressorClass& compressor) {
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  compressor.def("gradient_powers", &Compressor::gradient_powers, no_gil)
       .def("stats", &stats)
       .def("measure_next_step", &Compressor::measure_next_step, no_gil)
-      .def("parameter_stats", &parameter_stats)
-      .def("state", &Compressor::state, no_gil)
-      .def("load_state", &Compressor::load_state, py::arg("state"), no_gil)
-      .def("load_world", &Compressor::load_world, py::arg("world"), no_gil)
-      .def(
-          "run_step",  // one bucket of all parameters in their order, for benchmarks
-          [](Compressor& compressor, const at::Tensor& bucket) {
-            std::vector<Slot> slots;
-            std::uint64_t offset = 0;
-            for (const ParameterStats& parameter : compressor.parameter_stats()) {
-              slots.push_back({slots.size(), offset});
-              offset += parameter.count;
-            }
-            compressor.begin_step();
-            compressor.reduce(bucket, std::move(slots));
-          },
-          py::arg("bucket"), no_gil)
-      .def_property_readonly("step", py::cpp_function(&Compressor::step, no_gil));
+      .def("parameter_stats", &parameter_stats);
+}
+
+}  // namespace
+
+void bind_compressor(py::module_& m) {
+  bind_state(m);
+  const StatePaging unpaged;
+  CompressorClass compressor(m, "Compressor");
+  compressor.def(py::init(&make_compressor), py::arg("backend"), py::arg("plan"), py::arg("parameters"),
+                 py::arg("timeout_s"), py::arg("paging") = unpaged, py::arg("seed") = 0);
+  def_steps(compressor);
+  def_momenta(compressor);
+  def_figures(compressor);
   m.def("shard_compressor", &make_shard_compressor, py::arg("backend"), py::arg("plan"), py::arg("parameters"),
         py::arg("rows"), py::arg("timeout_s"), py::arg("paging") = unpaged, py::arg("seed") = 0);
   m.def("replica_compressor", &make_replica_compressor, py::arg("replicas"), py::arg("shards"), py::arg("plan"),

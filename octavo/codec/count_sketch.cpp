@@ -178,7 +178,7 @@ void CountSketch::take_exact(c10::Device device, const MapInput& tensor, const f
 LinearMapPtr make_count_sketch(const CodecText& text) {
   constexpr auto kExpected =
       "sketch needs a number of cells for each value, up to 0.5, and may say which share of the values is taken from "
-      "it, and that their exact values travel too, as in sketch:0.1, sketch:0.1:0.01 or sketch:0.1:0.01:exact";
+      "it, and that their exact values are sent too, as in sketch:0.1, sketch:0.1:0.01 or sketch:0.1:0.01:exact";
   std::size_t count = text.options.size();
   const bool is_exact = count > 1 && text.options[count - 1] == kExact;
   if (is_exact) --count;

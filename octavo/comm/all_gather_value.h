@@ -43,7 +43,8 @@ inline void require_same_on_all(Wire& wire, std::uint64_t digest, const char* wh
   const std::vector<std::uint64_t> told = all_gather_value(wire, digest);
   const auto other = std::find_if(told.begin(), told.end(), [&](std::uint64_t one) { return one != digest; });
   if (other == told.end()) return;
-  fail(ErrorCode::communication, where, "rank ", wire.rank(), " and rank ", other - told.begin(), " ", differ);
+  fail(ErrorCode::communication, where, "rank ", wire.name_of(wire.rank()), " and rank ",
+       wire.name_of(static_cast<int>(other - told.begin())), " ", differ);
 }
 
 }  // namespace octavo

@@ -126,7 +126,8 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
   all.rounding_key = rules::derive_key(key, static_cast<std::uint64_t>(wire.rank()));
   all.mapping = mapping(plan, tensor);
   LinearSum(wire, seconds, tensor.device()).run({values, {all}, divisor, digest});
-  result.copy_(values);
+  // Rounded before it is copied: a NaN then has the same bits whatever the strides.
+  result.copy_(values.to(result.scalar_type()));
   wait_for_current_stream(result.device());
 }
 

@@ -54,7 +54,7 @@ class OCTAVO_API Compressor {
   bool is_in_step() const;
   /// Whether the step under way has had a bucket with the parameter. Throws Error invalid_argument for the index of no
   /// parameter.
-  bool has_had(std::size_t parameter) const;
+  bool was_in_bucket(std::size_t parameter) const;
   /// Ends a step that was broken off and rolls back its residuals. Call it before anybody is told of the failure.
   void abandon_step();
   /// Rolls back the residuals of the step under way, which is complete and whose results are not used: nothing of it
@@ -260,7 +260,7 @@ class OCTAVO_API Compressor {
   };
 
   /// What the codecs of all parameters have in common in the current step.
-  struct Parts {
+  struct CommonTraits {
     bool are_unmapped = true;  // no linear map takes a whole tensor
     bool are_cut = true;       // all codecs work part by part
   };
@@ -268,7 +268,7 @@ class OCTAVO_API Compressor {
   bool scatters() const { return collective_ != Collective::all_reduce; }
   /// Returns the wire to the ranks whose results are other ones; null: there are none.
   Wire* unlike_ranks() const { return shards_ ? shards_.get() : scatters() ? wire_.get() : nullptr; }
-  int all_ranks() const { return wire_->world_size() * (host_ ? host_->world_size() : 1); }
+  int rank_count() const { return wire_->world_size() * (host_ ? host_->world_size() : 1); }
   std::vector<ParameterInfo> remembered(std::vector<ParameterInfo> parameters) const;
 
   // compressor_step.cpp
@@ -280,17 +280,30 @@ class OCTAVO_API Compressor {
   void drop_residuals_of(std::size_t parameter);
   bool is_committed() const;
 
-  // compressor_bucket.cpp
+  // compressor_checks.cpp
   void require_parameter(std::size_t parameter, const char* where) const;
-  std::unique_ptr<Job> job_of(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor) const;
   void require_fits(const at::Tensor& bucket, const std::vector<Slot>& slots) const;
+  static void require_gradients(const at::Tensor& bucket);
+  void require_takes_sparse() const;
+  void require_within(const at::Tensor& bucket, const std::vector<Slot>& slots) const;
   void require_first_use(const std::vector<Slot>& slots) const;
+  static void require_divisor(std::optional<double> divisor);
+
+  // compressor_bucket.cpp
+  std::unique_ptr<Job> job_of(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor) const;
+  void count_bucket(const at::Tensor& bucket, const std::vector<Slot>& slots, Clock::time_point ready);
   AutoPlan::Turn choose_plan(Job& job);
+  bool is_sent_encoded(const Job& job) const;
+  void take_values(Job& job);
+  void start(Job& job);
+  static void finish_alone(Job& job);
+  void keep_figures(const Job& job, const Outcome& outcome);
+  void write_results(const Job& job);
   void keep_gradients(Job& job) const;
   bool has_encoded(const std::vector<Slot>& slots) const;
   bool fits_dtype(const Job& job) const;
   bool takes_as_it_is(const Job& job) const;
-  Parts parts_of_all() const;
+  CommonTraits common_traits() const;
   at::Tensor result_of(const at::Tensor& bucket) const;
 
   // compressor_contributions.cpp
@@ -332,7 +345,7 @@ class OCTAVO_API Compressor {
   std::optional<AutoPlan> auto_;                    // only where plan_ has choices and there are several ranks
   Clock::time_point first_ready_, last_done_;       // of the step's buckets
   std::vector<Parameter> parameters_;
-  mutable std::optional<Parts> parts_;  // null until they are asked for, and once the step or a plan has changed
+  mutable std::optional<CommonTraits> common_;  // null until asked for, and once the step or a plan has changed
   StateStore state_;
   SentMomenta momenta_;
   bool residuals_are_of_momenta_ = false;

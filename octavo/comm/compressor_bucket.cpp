@@ -3,8 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cmath>
-#include <set>
 #include <utility>
 
 #include "octavo/comm/compressor.h"
@@ -27,42 +25,32 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   const std::lock_guard lock(mutex_);
   require_fits(bucket, slots);
   require_first_use(slots);
-  if (divisor && !(std::isfinite(*divisor) && *divisor > 0)) {
-    fail(ErrorCode::invalid_argument, kOfBucket, "expected a finite divisor above 0, got ", *divisor);
-  }
-  for (const Slot& slot : slots) parameters_[slot.parameter].last_used = steps_;
-  ++jobs_under_way_;
-  clips_.count_bucket();
-  if (step_exchange_ == Exchange::planned) first_ready_ = std::min(first_ready_, ready);
-  dense_bytes_ += ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
+  require_divisor(divisor);
+  count_bucket(bucket, slots, ready);
   auto job = job_of(std::move(bucket), std::move(slots), divisor);
   if (step_exchange_ == Exchange::nothing) {
     keep_gradients(*job);
     return job;
   }
   const AutoPlan::Turn turn = job->is_planned ? choose_plan(*job) : AutoPlan::Turn{0, false};
-  job->is_encoded = !job->bucket.is_sparse() &&
-                    (host_ || collective_ == Collective::reduce_to_owners ||
-                     (job->is_planned && (momenta_.any() || job->sends_residuals || has_encoded(job->slots))));
-  if (!job->bucket.is_sparse()) job->values = takes_as_it_is(*job) ? job->bucket : job->bucket.to(at::kFloat);
-  if (job->is_planned) {
-    for (const Slot& slot : job->slots) state_.prefetch(slot.parameter);
-    momenta_.replace_gradients(job->values, job->slots, job->gradient_scale);
-  }
-  expect_any_plan(job->slots);
-  const std::uint64_t bytes = job->bucket.is_sparse() ? 0 : job->bucket.nbytes();
-  job->schedule = schedules_.take(job->bucket.device(), job->is_encoded, bytes);
-  std::vector<Contribution> tensors = contributions(*job);
-  const std::uint64_t digest = digest_of(*job, tensors);
-  if (measures_ && job->is_encoded) job->contributed.emplace(job->values, tensors, *wire_);
+  job->is_encoded = is_sent_encoded(*job);
+  take_values(*job);
   const PhaseSeconds before = schedules_.seconds();
-  job->schedule->begin({job->bucket, std::move(tensors), job->divisor, digest});
+  start(*job);
   if (turn.is_alone) {
-    for (int next = 1; next < transfers(*job); ++next) job->schedule->advance();
-    job->outcome = job->schedule->finish();
+    finish_alone(*job);
     auto_->record(std::chrono::duration<double>(ready - first_ready_).count(), schedules_.seconds() - before);
   }
   return job;
+}
+
+/// Notes that the step has this bucket.
+void Compressor::count_bucket(const at::Tensor& bucket, const std::vector<Slot>& slots, Clock::time_point ready) {
+  for (const Slot& slot : slots) parameters_[slot.parameter].last_used = steps_;
+  ++jobs_under_way_;
+  clips_.count_bucket();
+  if (step_exchange_ == Exchange::planned) first_ready_ = std::min(first_ready_, ready);
+  dense_bytes_ += ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
 }
 
 /// Makes a job of a bucket, of which nothing has been done yet.
@@ -76,71 +64,41 @@ std::unique_ptr<Compressor::Job> Compressor::job_of(at::Tensor bucket, std::vect
   if (!bucket.is_sparse()) job->slots = std::move(slots);
   job->bucket = std::move(bucket);
   job->plan = plan_;
-  job->divisor = divisor.value_or(all_ranks());
+  job->divisor = divisor.value_or(rank_count());
   job->gradient_scale = gradient_scale_;
   job->is_planned = step_exchange_ == Exchange::planned;
   return job;
 }
 
-void Compressor::require_parameter(std::size_t parameter, const char* where) const {
-  if (parameter < parameters_.size()) return;
-  fail(ErrorCode::invalid_argument, where, "expected one of ", parameters_.size(), " parameters, got number ",
-       parameter);
+bool Compressor::is_sent_encoded(const Job& job) const {
+  if (job.bucket.is_sparse()) return false;
+  if (host_ || collective_ == Collective::reduce_to_owners) return true;
+  return job.is_planned && (momenta_.any() || job.sends_residuals || has_encoded(job.slots));
 }
 
-/// Throws where a bucket is not one of gradients, or a slot is not of a parameter within it.
-void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>& slots) const {
-  if (!bucket.defined() || !(at::isFloatingType(bucket.scalar_type()) || bucket.is_complex())) {
-    fail(ErrorCode::invalid_argument, kOfBucket, "expected a bucket of a floating or complex dtype, got ",
-         bucket.defined() ? toString(bucket.scalar_type()) : "an undefined tensor");
-  }
-  if (bucket.is_conj() || bucket.is_neg() || !(bucket.is_sparse() || bucket.is_contiguous())) {
-    fail(ErrorCode::invalid_argument, kOfBucket,
-         "expected a bucket in row-major order, with values of its own, got strides ",
-         bucket.is_sparse() ? at::IntArrayRef() : bucket.strides(), " of ", bucket.sizes(),
-         bucket.is_conj() || bucket.is_neg() ? ", a view of other values: call clone()" : ": call contiguous()");
-  }
-  if (bucket.is_sparse() && bucket.is_complex()) {
-    fail(ErrorCode::unsupported, kOfBucket,
-         "a sparse gradient of complex numbers has no plan: let the layer have dense gradients (sparse=False)");
-  }
-  kernels_for(bucket.device());  // throws where it has none
-  if (host_ && bucket.is_sparse()) {
-    fail(ErrorCode::unsupported, kOfBucket,
-         "a sparse gradient is not cut into the ranges that ranks of a host own: let the layer have dense gradients ",
-         "(sparse=False), or leave ranks_per_host out");
-  }
-  if (collective_ == Collective::reduce_to_owners && bucket.is_sparse()) {
-    fail(ErrorCode::unsupported, kOfBucket,
-         "a sparse gradient is not cut into what ranks own: let the layer have dense gradients (sparse=False)");
-  }
-  const std::uint64_t reals = bucket.is_complex() ? 2 : 1, ranks = static_cast<std::uint64_t>(wire_->world_size());
-  const std::uint64_t parts = collective_ == Collective::reduce_scatter ? ranks : 1;
-  const std::uint64_t room = bucket.is_sparse() ? 0 : reals * static_cast<std::uint64_t>(bucket.numel()) / parts;
-  for (const Slot& slot : slots) {
-    require_parameter(slot.parameter, kOfBucket);
-    if (slot.apart || bucket.is_sparse()) continue;
-    const ParameterInfo& info = parameters_[slot.parameter].info;
-    const std::uint64_t count = parts > 1 ? info.ownership.range_size(info.count, wire_->world_size()) : info.count;
-    if (count <= room && reals * slot.offset <= room - count) continue;
-    fail(ErrorCode::invalid_argument, kOfBucket, "expected ", info.name, ", ", count, " real numbers, within ", room,
-         " of a bucket, got it at ", reals * slot.offset);
-  }
+/// Sets the values that the schedule gets: the gradients, or what is sent in their place.
+void Compressor::take_values(Job& job) {
+  if (!job.bucket.is_sparse()) job.values = takes_as_it_is(job) ? job.bucket : job.bucket.to(at::kFloat);
+  if (!job.is_planned) return;
+  for (const Slot& slot : job.slots) state_.prefetch(slot.parameter);
+  momenta_.replace_gradients(job.values, job.slots, job.gradient_scale);
 }
 
-/// Throws where no step is under way, and where it has had one of the parameters: what is remembered of a parameter is
-/// read and written once a step.
-void Compressor::require_first_use(const std::vector<Slot>& slots) const {
-  if (current_ != Step::under_way) {
-    fail(ErrorCode::invalid_argument, kOfBucket, "no step is under way: call begin_step() before its first bucket");
-  }
-  std::set<std::size_t> in_bucket;
-  for (const Slot& slot : slots) {
-    const Parameter& parameter = parameters_[slot.parameter];
-    if (in_bucket.insert(slot.parameter).second && parameter.last_used != steps_) continue;
-    fail(ErrorCode::invalid_argument, kOfBucket, "expected each parameter once in a step, got ", parameter.info.name,
-         " again: add up its gradients, or begin another step");
-  }
+/// Starts the first transfer.
+void Compressor::start(Job& job) {
+  expect_any_plan(job.slots);
+  const std::uint64_t bytes = job.bucket.is_sparse() ? 0 : job.bucket.nbytes();
+  job.schedule = schedules_.take(job.bucket.device(), job.is_encoded, bytes);
+  std::vector<Contribution> tensors = contributions(job);
+  const std::uint64_t digest = digest_of(job, tensors);
+  if (measures_ && job.is_encoded) job.contributed.emplace(job.values, tensors, *wire_);
+  job.schedule->begin({job.bucket, std::move(tensors), job.divisor, digest});
+}
+
+/// Makes the remaining transfers of a bucket that `auto` measures alone.
+void Compressor::finish_alone(Job& job) {
+  for (int next = 1; next < transfers(job); ++next) job.schedule->advance();
+  job.outcome = job.schedule->finish();
 }
 
 /// Lets `auto` choose the plan of a bucket, which becomes the plan of the bucket's parameters.
@@ -154,7 +112,7 @@ AutoPlan::Turn Compressor::choose_plan(Job& job) {
     if (plan.choices) parameters_[index].plan = &(*plan.choices)[turn.plan];
     job.sends_residuals |= has_residuals_of_earlier_choice(index);
   }
-  parts_.reset();
+  common_.reset();
   return turn;
 }
 
@@ -175,32 +133,40 @@ void Compressor::finish(std::unique_ptr<Job> job) {
          job ? c10::str(transfers(*job) - 1, " times, got ", job->advanced) : "before, got none");
   }
   const Outcome outcome = job->outcome ? *job->outcome : job->schedule->finish();
-  const float scale = job->gradient_scale;
-  for (std::size_t i = 0; i < job->slots.size(); ++i) {
-    const std::size_t index = job->slots[i].parameter;
+  keep_figures(*job, outcome);
+  if (job->is_planned) {
+    momenta_.keep_averages(job->values, job->slots);
+    for (const Slot& slot : job->slots) state_.evict(slot.parameter);
+  }
+  if (measures_) measure(*job);
+  if (job->is_encoded) write_results(*job);  // else the results are in the bucket, in its own units
+  verdict_.report(outcome.finite && fits_dtype(*job));
+  if (jobs_under_way_ > 0) --jobs_under_way_;
+  if (job->schedule) schedules_.give_back(std::move(job->schedule), job->bucket.device(), job->is_encoded);
+  if (job->is_planned) last_done_ = Clock::now();
+}
+
+/// Keeps what the outcome says of each parameter.
+void Compressor::keep_figures(const Job& job, const Outcome& outcome) {
+  const float scale = job.gradient_scale;
+  for (std::size_t i = 0; i < job.slots.size(); ++i) {
+    const std::size_t index = job.slots[i].parameter;
     Parameter& parameter = parameters_[index];
-    const bool is_unscaled = job->is_planned && momenta_.sends_own(index);
+    const bool is_unscaled = job.is_planned && momenta_.sends_own(index);
     const float power = is_unscaled ? outcome.power[i] : outcome.power[i] / scale / scale;
     parameter.power = outcome.power[i] == 0 ? 0.0F : std::max(power, rules::kLeastPower);
     parameter.packed = outcome.packed.empty() ? PackedFigures() : outcome.packed[i];
     if (parameter.compares()) compared_ += parameter.packed;
     state_.set_sent(index, outcome.power[i] != 0);
   }
-  if (job->is_planned) {
-    momenta_.keep_averages(job->values, job->slots);
-    for (const Slot& slot : job->slots) state_.evict(slot.parameter);
-  }
-  if (measures_) measure(*job);
-  if (job->is_encoded) {  // else the results are in the bucket, in its own units
-    if (scale != 1.0F) result_of(job->values).mul_(scale);
-    if (!job->values.is_same(job->bucket)) result_of(job->bucket).copy_(result_of(job->values));
-    wait_for_current_stream(job->bucket.device());
-    momenta_.take_sample(job->bucket, job->slots);
-  }
-  verdict_.report(outcome.finite && fits_dtype(*job));
-  if (jobs_under_way_ > 0) --jobs_under_way_;
-  if (job->schedule) schedules_.give_back(std::move(job->schedule), job->bucket.device(), job->is_encoded);
-  if (job->is_planned) last_done_ = Clock::now();
+}
+
+/// Writes the averages to the bucket, in its own dtype and scale.
+void Compressor::write_results(const Job& job) {
+  if (job.gradient_scale != 1.0F) result_of(job.values).mul_(job.gradient_scale);
+  if (!job.values.is_same(job.bucket)) result_of(job.bucket).copy_(result_of(job.values));
+  wait_for_current_stream(job.bucket.device());
+  momenta_.take_sample(job.bucket, job.slots);
 }
 
 void Compressor::reduce(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor) {
@@ -249,8 +215,8 @@ at::Tensor Compressor::result_of(const at::Tensor& bucket) const {
   return bucket.narrow(0, wire_->rank() * part, part);
 }
 
-/// Whether the averages, which were computed in float32, are finite in the bucket's dtype, too. What a dense bucket has
-/// was looked at in its dtype.
+/// Whether the averages, which were computed in float32, are finite in the bucket's dtype, too. A dense bucket was
+/// already checked in its own dtype.
 bool Compressor::fits_dtype(const Job& job) const {
   if (!job.is_encoded || job.bucket.scalar_type() != at::kHalf) return true;
   const at::Tensor results = result_of(job.bucket.view(-1));
@@ -288,12 +254,12 @@ bool Compressor::takes_apart(at::ScalarType dtype) const {
   const std::lock_guard lock(mutex_);
   if (collective_ != Collective::reduce_to_owners || !at::isFloatingType(dtype)) return false;
   if (momenta_.any() || measures_ || measures_next_ || gradient_scale_ != 1.0F) return false;
-  if (!parts_) parts_ = parts_of_all();
-  return dtype == at::kFloat ? parts_->are_unmapped : parts_->are_unmapped && parts_->are_cut;
+  if (!common_) common_ = common_traits();
+  return dtype == at::kFloat ? common_->are_unmapped : common_->are_unmapped && common_->are_cut;
 }
 
-Compressor::Parts Compressor::parts_of_all() const {
-  Parts all;
+Compressor::CommonTraits Compressor::common_traits() const {
+  CommonTraits all;
   for (const Parameter& parameter : parameters_) {
     const auto [up, down] = codecs_of(parameter);
     all.are_unmapped &= map_of(parameter) == nullptr;

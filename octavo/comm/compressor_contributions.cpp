@@ -64,7 +64,7 @@ void Compressor::expect_any_plan(const std::vector<Slot>& slots) {
 
 std::vector<Contribution> Compressor::contributions(const Job& job) {
   // A rank without peers forms no sum that would be divided.
-  const float undivided = wire_->world_size() == 1 ? static_cast<float>(job.divisor / all_ranks()) : 1.0F;
+  const float undivided = wire_->world_size() == 1 ? static_cast<float>(job.divisor / rank_count()) : 1.0F;
   std::vector<Contribution> tensors;
   for (const Slot& slot : job.slots) {
     std::byte* const in_bucket =

@@ -107,7 +107,7 @@ void Compressor::use_for(std::size_t index) {
   const ParameterPlan& of_this = plan_->of(parameter.info.name);
   const ParameterPlan* const now = of_this.choices ? of_this.choices->data() : &of_this;
   const ParameterPlan* const old = std::exchange(parameter.plan, now);
-  parts_.reset();
+  common_.reset();
   const FeedbackPtr& feedback = of_this.feedback;
   const bool is_mapped = now->map != nullptr, same_map = map_text(old) == map_text(now);
   const bool remembers = feedback && (feedback->momentum() || (!is_mapped && !parameter.info.exempt));

@@ -56,7 +56,7 @@ void Compressor::continue_from(const CompressorState& state) {
   momenta_.was_loaded();
   residuals_are_of_momenta_ = state.of_momenta;
   step_ = state.step;
-  parts_.reset();
+  common_.reset();
   seed_ = state.seed;
   clips_.restore(state.usual_factor, state.unclipped_steps);
 }

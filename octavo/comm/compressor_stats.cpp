@@ -33,7 +33,7 @@ CompressorStats Compressor::stats() {
 
 /// Returns how many bytes a ring sends for the same result, for a payload of `payload_bytes` bytes.
 std::uint64_t Compressor::ring_bytes(std::uint64_t payload_bytes) const {
-  return octavo::ring_bytes(payload_bytes, all_ranks()) / (scatters() ? 2 : 1);
+  return octavo::ring_bytes(payload_bytes, rank_count()) / (scatters() ? 2 : 1);
 }
 
 std::optional<AutoStats> Compressor::auto_stats() const {
@@ -55,7 +55,9 @@ std::vector<float> Compressor::gradient_powers() const {
 /// Measures the loss of a bucket. It is called before results are scaled as the gradients are.
 void Compressor::measure(Job& job) {
   std::vector<MeasuredLoss> losses(job.slots.size(), {0.0F, 1.0F});  // for what is sent as it is
-  if (job.contributed) losses = job.contributed->compare(*wire_, job.divisor, job.values);
+  // Without other ranks, contributions() has divided the weights by divisor / rank_count() already.
+  const double divisor = wire_->world_size() == 1 ? rank_count() : job.divisor;
+  if (job.contributed) losses = job.contributed->compare(*wire_, divisor, job.values);
   for (std::size_t i = 0; i < job.slots.size(); ++i) {
     Parameter& parameter = parameters_[job.slots[i].parameter];
     if (parameter.plan->momentum() || parameter.power == 0) continue;

@@ -34,7 +34,7 @@ void Compressor::begin_step_of(Exchange exchange) {
   current_ = Step::under_way;
   ++steps_;
   ++step_;
-  parts_.reset();
+  common_.reset();
 }
 
 bool Compressor::end_step() {
@@ -48,9 +48,9 @@ bool Compressor::is_in_step() const {
   return current_ == Step::under_way;
 }
 
-bool Compressor::has_had(std::size_t parameter) const {
+bool Compressor::was_in_bucket(std::size_t parameter) const {
   const std::lock_guard lock(mutex_);
-  require_parameter(parameter, "comm.has_had");
+  require_parameter(parameter, "comm.was_in_bucket");
   return current_ == Step::under_way && parameters_[parameter].last_used == steps_;
 }
 

@@ -30,7 +30,8 @@ at::Tensor view_of_rank(const at::Tensor& buffer, std::span<const Parcel> parcel
 /// Each message is followed by an empty one, for which wait() waits first: Gloo reports a lost peer only to a rank that
 /// waits for a message of which nothing has arrived.
 GlooExchange::GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::span<const Parcel> parcels,
-                           const at::Tensor& receive, std::span<const Parcel> received, milliseconds timeout)
+                           const at::Tensor& receive, std::span<const Parcel> received, milliseconds timeout,
+                           const Wire& wire)
     : process_(getpid()), left_(timeout) {
   const at::Tensor word = at::empty({0}, send.options());
   const auto begin_call = [](Peer& peer, auto begin) {
@@ -43,6 +44,7 @@ GlooExchange::GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::spa
   for (int distance = 1; distance < gloo.getSize(); ++distance) {
     Peer& peer = peers_.emplace_back();
     peer.rank = (gloo.getRank() + distance) % gloo.getSize();
+    peer.name = wire.name_of(peer.rank);
     begin_call(peer, [&] {
       std::vector<at::Tensor> message = {view_of_rank(receive, received, peer.rank)}, end = {word};
       peer.received = gloo.recv(message, peer.rank, kTag);
@@ -83,7 +85,7 @@ bool GlooExchange::wait(milliseconds timeout) {
         if (!work->wait(left())) throw std::runtime_error("the back end was told to give up");
       }
     } catch (const std::exception& error) {  // which tells at most the peer's address
-      throw std::runtime_error(c10::str("with rank ", peer.rank, ": ", message_without_backtrace(error)));
+      throw std::runtime_error(c10::str("with rank ", peer.name, ": ", message_without_backtrace(error)));
     }
   }
   finish();

@@ -26,9 +26,10 @@ namespace octavo {
 class GlooExchange final : public c10d::Work {
  public:
   /// Begins the exchange: parcels[r] of `send` goes to rank r, and what rank r sends goes to received[r] of `receive`.
-  /// Both are uint8. A peer that is lost already is reported by wait(), and the others get their messages.
+  /// Both are uint8. `wire` says how errors name ranks. A peer that is lost already is reported by wait(), and the
+  /// others get their messages.
   GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::span<const Parcel> parcels, const at::Tensor& receive,
-               std::span<const Parcel> received, std::chrono::milliseconds timeout);
+               std::span<const Parcel> received, std::chrono::milliseconds timeout, const Wire& wire);
   /// Waits for the messages that nobody has waited for, at most until `timeout` after the exchange was begun: a
   /// connection on which a message stopped halfway cannot be used again.
   ~GlooExchange() override;
@@ -44,7 +45,7 @@ class GlooExchange final : public c10d::Work {
 
   /// One rank's messages, and what was thrown when they were begun.
   struct Peer {
-    int rank;
+    int rank, name;  // its number in the back end, and the one by which errors name it
     WorkPtr received, end_received, sent, end_sent;
     std::exception_ptr failure;
   };

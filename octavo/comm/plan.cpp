@@ -76,7 +76,7 @@ void ParameterPlan::set_down(const CodecText& text, std::string_view wanted) {
   const CodecText codec_text = CodecText::parse(text.plan, wanted);
   if (map || make_map(codec_text)) {
     text.refuse(
-        "the images of a linear map travel as they are both ways: +down is for codecs of values, as in "
+        "the images of a linear map are sent unchanged in both directions: +down is for codecs of values, as in "
         "topk:0.01+down:int8");
   }
   down = make_codec(codec_text);
@@ -269,7 +269,7 @@ void Plan::require_rules_fit(const std::vector<std::string>& parameters) const {
     if (std::any_of(parameters.begin(), parameters.end(), [&](const auto& name) { return rule.fits(name); })) continue;
     fail(ErrorCode::invalid_argument, "comm.plan", "the rule for ", rule.pattern, " in ", text(),
          " fits no parameter that has a gradient and is not exempt: write names as named_parameters() does, * stands ",
-         "for any text; exempt parameters, small ones where exempt= does not say otherwise, travel in float32");
+         "for any text; exempt parameters, small ones where exempt= does not say otherwise, are sent in float32");
   }
 }
 

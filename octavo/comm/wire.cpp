@@ -115,16 +115,21 @@ std::uint8_t* Transfer::from(int sender) const {
   return posting_ ? posting_->from(sender) : from_[static_cast<std::size_t>(sender)];
 }
 
-Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout, std::uint64_t longest_message)
+Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout, std::uint64_t longest_message,
+           std::vector<int> names)
     : backend_(required(std::move(backend), "comm.wire", "expected a back end of c10d, got none")),
       shared_(dynamic_cast<SharedBackend*>(backend_.get())),
       is_gloo_(backend_->getBackendName() == "gloo"),
       timeout_(at_most_a_century(timeout)),
       longest_message_(longest_message),
       rank_(backend_->getRank()),
-      world_size_(backend_->getSize()) {
+      world_size_(backend_->getSize()),
+      names_(std::move(names)) {
   if (timeout_.count() <= 0) {
     fail(ErrorCode::invalid_argument, "comm.wire", "expected a timeout above 0 ms, got ", timeout_.count(), " ms");
+  }
+  if (!names_.empty() && names_.size() != static_cast<std::size_t>(world_size_)) {
+    fail(ErrorCode::invalid_argument, "comm.wire", "expected names of ", world_size_, " ranks, got ", names_.size());
   }
   keep_in_children(backend_.get());
 }
@@ -132,9 +137,7 @@ Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds 
 Wire::~Wire() { let_go_in_children(backend_.get()); }
 
 void Wire::count(std::span<const Parcel> parcels) {
-  for (int peer = 0; peer < world_size_; ++peer) {
-    if (peer != rank_) sent_bytes_ += parcels[static_cast<std::size_t>(peer)].bytes;
-  }
+  for (const int peer : others()) sent_bytes_ += parcels[static_cast<std::size_t>(peer)].bytes;
 }
 
 Transfer Wire::exchange(const at::Tensor& send, std::span<const Parcel> parcels, at::Tensor& receive,
@@ -143,19 +146,19 @@ Transfer Wire::exchange(const at::Tensor& send, std::span<const Parcel> parcels,
   const std::vector<Parcel> received = one_after_another(receive_bytes);
   std::vector<std::uint8_t*> from;
   for (const Parcel& parcel : received) from.push_back(receive.mutable_data_ptr<std::uint8_t>() + parcel.offset);
-  return with_wire_errors(rank_, timeout_, [&] {
+  return with_wire_errors(name_of(rank_), timeout_, [&] {
     if (is_gloo_) {
       std::erase_if(under_way_, [](const auto& exchange) { return exchange->is_over(); });
       auto& exchange = under_way_.emplace_back(
-          c10::make_intrusive<GlooExchange>(*backend_, send, parcels, receive, received, timeout_));
-      return Transfer(exchange, rank_, timeout_, from);
+          c10::make_intrusive<GlooExchange>(*backend_, send, parcels, receive, received, timeout_, *this));
+      return Transfer(exchange, name_of(rank_), timeout_, from);
     }
     at::Tensor sent = in_order(send, parcels);
     auto send_splits = splits(parcels), receive_splits = splits(received);
     c10d::AllToAllOptions options;
     options.timeout = timeout_;
-    return Transfer(backend_->alltoall_base(receive, sent, receive_splits, send_splits, options), rank_, timeout_,
-                    from);
+    return Transfer(backend_->alltoall_base(receive, sent, receive_splits, send_splits, options), name_of(rank_),
+                    timeout_, from);
   });
 }
 
@@ -171,7 +174,7 @@ std::uint8_t* Wire::reserve_to_send(at::Tensor& buffer, std::uint64_t bytes, c10
 Transfer Wire::exchange_in_place(const at::Tensor& send, std::span<const Parcel> parcels,
                                  std::span<const std::uint64_t> receive_bytes) {
   count(parcels);
-  return {shared_->post(send, parcels, {receive_bytes.begin(), receive_bytes.end()}), rank_, timeout_};
+  return {shared_->post(send, parcels, {receive_bytes.begin(), receive_bytes.end()}), name_of(rank_), timeout_};
 }
 
 Transfer Wire::start_all_reduce(at::Tensor& tensor) {
@@ -179,24 +182,24 @@ Transfer Wire::start_all_reduce(at::Tensor& tensor) {
   std::vector<at::Tensor> tensors = {tensor};
   c10d::AllreduceOptions options;
   options.timeout = timeout_;
-  return with_wire_errors(rank_, timeout_,
-                          [&] { return Transfer(backend_->allreduce(tensors, options), rank_, timeout_); });
+  return with_wire_errors(name_of(rank_), timeout_,
+                          [&] { return Transfer(backend_->allreduce(tensors, options), name_of(rank_), timeout_); });
 }
 
 Transfer Wire::start_reduce_scatter(at::Tensor& output, at::Tensor& input) {
   sent_bytes_ += ring_bytes(input.nbytes(), world_size_) / 2;
   c10d::ReduceScatterOptions options;
   options.timeout = timeout_;
-  return with_wire_errors(rank_, timeout_, [&] {
-    return Transfer(backend_->_reduce_scatter_base(output, input, options), rank_, timeout_);
+  return with_wire_errors(name_of(rank_), timeout_, [&] {
+    return Transfer(backend_->_reduce_scatter_base(output, input, options), name_of(rank_), timeout_);
   });
 }
 
 at::Tensor all_gather(Wire& wire, const at::Tensor& own, std::span<const std::uint64_t> bytes) {
   const auto rank = static_cast<std::size_t>(wire.rank());
   if (bytes.size() != static_cast<std::size_t>(wire.world_size()) || bytes[rank] != own.nbytes()) {
-    fail(ErrorCode::invalid_argument, "comm.all_gather", "rank ", rank, ": expected the bytes of each of ",
-         wire.world_size(), " ranks, and its own ", own.nbytes(), " among them");
+    fail(ErrorCode::invalid_argument, "comm.all_gather", "rank ", wire.name_of(wire.rank()),
+         ": expected the bytes of each of ", wire.world_size(), " ranks, and its own ", own.nbytes(), " among them");
   }
   const std::uint64_t sum = std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
   at::Tensor all = at::empty({static_cast<std::int64_t>(sum)}, at::kByte);

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "octavo/comm/other_ranks.h"
 #include "octavo/export.h"
 
 namespace c10d {
@@ -50,7 +51,8 @@ OCTAVO_API std::vector<Parcel> one_after_another(std::span<const std::uint64_t> 
 /// one that nobody waits for.
 class OCTAVO_API Transfer {
  public:
-  /// `from`: for an exchange, the addresses at which the bytes of each rank will lie, indexed by rank.
+  /// `rank`: how errors name this rank. `from`: for an exchange, the addresses at which the bytes of each rank will
+  /// lie, indexed by rank.
   Transfer(c10::intrusive_ptr<c10d::Work> work, int rank, std::chrono::milliseconds timeout,
            std::vector<std::uint8_t*> from = {});
   Transfer(std::unique_ptr<Posting> posting, int rank, std::chrono::milliseconds timeout);
@@ -84,15 +86,22 @@ class OCTAVO_API Transfer {
 class OCTAVO_API Wire {
  public:
   /// `backend` must have a name (getBackendName). `longest_message`: the bytes of the longest message that a rank may
-  /// ever send another one; 0: not known yet (set_longest_message()).
+  /// ever send another one; 0: not known yet (set_longest_message()). `names`: the numbers by which errors name the
+  /// ranks, in rank order, where a user knows them by other numbers than those of the back end; empty: by those.
+  /// Errors of memory that ranks share (SharedBackend) have the numbers of the back end.
   /// Throws Error invalid_argument without a back end, and for a timeout of 0 or below, which c10d does not wait for.
-  Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout, std::uint64_t longest_message = 0);
+  Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout, std::uint64_t longest_message = 0,
+       std::vector<int> names = {});
   ~Wire();
   Wire(const Wire&) = delete;
   Wire& operator=(const Wire&) = delete;
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  /// Returns the number by which errors name a rank.
+  int name_of(int rank) const { return names_.empty() ? rank : names_[static_cast<std::size_t>(rank)]; }
+  /// Returns all ranks but this one (other_ranks).
+  auto others() const { return other_ranks(rank_, world_size_); }
 
   /// Sends each rank r the parcel parcels[r] of `send` (several ranks may get the same parcel), and receives
   /// `receive_bytes[r]` bytes from it, in rank order. The buffers belong to the transfer until it was waited for. If
@@ -142,6 +151,7 @@ class OCTAVO_API Wire {
   std::chrono::milliseconds timeout_;
   std::uint64_t longest_message_;
   int rank_, world_size_;
+  const std::vector<int> names_;
   std::atomic<std::uint64_t> sent_bytes_ = 0;
 };
 

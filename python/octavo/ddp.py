@@ -201,7 +201,7 @@ def _compressor(
             f"consecutive numbers; without ranks_per_host all ranks compress"
         )
     host, place = divmod(group.rank(), host_size)
-    between = rendezvous.connect(range(place, group.size(), host_size))
-    in_host = rendezvous.connect(range(host * host_size, (host + 1) * host_size))
+    alike, neighbours = range(place, group.size(), host_size), range(host * host_size, (host + 1) * host_size)
+    between, in_host = ((rendezvous.connect(ranks), ranks) for ranks in (alike, neighbours))
     layout = f"part {place} of {host_size} of the model on each host"
     return _C.host_compressor(between, in_host, plan, table, **setting), layout

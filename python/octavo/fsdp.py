@@ -190,9 +190,9 @@ def _compressor(
     if replicas is None:
         rows = [_row(p) for p in parameters]
         return _C.shard_compressor(meetings[shards].connect(), plan, table, rows, **setting), "shards"
-    backends = meetings[replicas].connect(), meetings[shards].connect()
+    named = ((meetings[group].connect(), dist.get_process_group_ranks(group)) for group in (replicas, shards))
     layout = f"replicas of shard {shards.rank()} of {shards.size()}"
-    return _C.replica_compressor(*backends, plan, table, **setting), layout
+    return _C.replica_compressor(*named, plan, table, **setting), layout
 
 
 def _attach(

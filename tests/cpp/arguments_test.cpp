@@ -275,7 +275,8 @@ TEST(CommArguments, ABucketAndItsSlotsFitTheParameters) {
           has(refusal_of([&] { compressor.reduce(at::ones({count}), {{0, 0}}, divisor); }), "a finite divisor"));
     }
     EXPECT_TRUE(has(refusal_of([&] { compressor.owed(7); }), "expected one of 2 parameters, got number 7"));
-    EXPECT_TRUE(has(refusal_of([&] { compressor.has_had(7); }), "[comm.has_had] expected one of 2 parameters"));
+    EXPECT_TRUE(
+        has(refusal_of([&] { compressor.was_in_bucket(7); }), "[comm.was_in_bucket] expected one of 2 parameters"));
     EXPECT_TRUE(has(refusal_of([&] { compressor.load_world({}); }), "the state of at least 1 rank"));
     EXPECT_TRUE(has(refusal_of([&] { compressor.set_owed_share(NAN); }), "expected a share from 0 to 1"));
     at::Tensor good = at::ones({count});

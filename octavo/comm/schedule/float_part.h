@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "octavo/comm/schedule/contribution.h"
-#include "octavo/comm/schedule/parts.h"
 #include "octavo/device/scratch.h"
 
 namespace octavo {
@@ -34,13 +33,6 @@ class FloatPart {
   std::optional<ScratchFloats> copy_;
   float* data_;
 };
-
-/// Returns how many elements a part on the CPU has whose values are read or written once: as many as Parts says, or as
-/// many as L2 holds of a copy.
-inline std::uint64_t streamed_part(const Contribution& tensor) {
-  constexpr std::uint64_t kConverted = 1U << 16;
-  return tensor.dtype == at::kFloat ? Parts::kStreamed : kConverted;
-}
 
 /// Loads `rows` runs of `count` elements as float32 into `to`, memory of the device, one run after the other. The first
 /// run starts at element `first`; the starts of the runs are `stride` elements apart.

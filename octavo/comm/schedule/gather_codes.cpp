@@ -38,10 +38,11 @@ void GatherCodes::advance() {
 void GatherCodes::wait() {
   if (packs_) packed_.receive();
   if (transfer_) transfer_->wait();
-  for (int owner = 0; !packs_ && owner < wire_.world_size(); ++owner) {
-    if (owner == wire_.rank()) continue;
-    const std::uint64_t bytes = messages_[static_cast<std::size_t>(owner)].bytes;
-    require_sealed(message_of(owner), sealed(bytes), digest_, owner, wire_.rank());
+  if (!packs_) {
+    for (const int owner : wire_.others()) {
+      const std::uint64_t bytes = messages_[static_cast<std::size_t>(owner)].bytes;
+      require_sealed(message_of(owner), sealed(bytes), digest_, wire_, owner);
+    }
   }
 }
 
@@ -61,26 +62,18 @@ std::uint64_t GatherCodes::sealed(std::uint64_t bytes) const {
 }
 
 void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfinite, bool own_is_there) {
-  struct Payload {
-    const Piece* piece;
-    int owner;
-    std::uint8_t* message;
-  };
-  std::vector<Payload> payloads;
-  parts_.clear();
+  pieces_.clear();
   for (int owner = 0; owner < wire_.world_size(); ++owner) {
     std::uint8_t* const message = message_of(owner);
     for (const Piece& piece : messages_[static_cast<std::size_t>(owner)].pieces) {
       const bool is_there = own_is_there && !nonfinite && owner == wire_.rank() && !piece.codec->traits().leaves_error;
       if (is_there || power[piece.tensor] == 0) continue;
-      payloads.push_back({&piece, owner, message});
-      parts_.add(device_, piece.range.count, piece.codec->traits().granule, streamed_part(tensors_[piece.tensor]));
+      pieces_.add(tensors_[piece.tensor], {&piece, owner, message});
     }
   }
-  parts_.for_each(device_, 1, [&](const Parts::Part& part) {
-    const auto [piece, owner, message] = payloads[part.piece];
-    const Contribution& tensor = tensors_[piece->tensor];
-    const SentPart sent = tensor.sent(Way::down, owner, *piece, part.range, message, device_);
+  pieces_.for_each([&](const PlacedPiece& one, Range part) {
+    const Contribution& tensor = tensors_[one.piece->tensor];
+    const SentPart sent = tensor.sent(Way::down, one.sender, *one.piece, part, one.message, device_);
     const FloatPart result(device_, tensor, sent.first(), sent.count());
     tensor.memory->decode(sent, result.is_copy() ? Store::assign : Store::uncached, result.data(), nonfinite);
     result.store();

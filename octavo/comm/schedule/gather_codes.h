@@ -10,7 +10,7 @@
 #include "octavo/comm/layout.h"
 #include "octavo/comm/schedule/contribution.h"
 #include "octavo/comm/schedule/packed_transfer.h"
-#include "octavo/comm/schedule/parts.h"
+#include "octavo/comm/schedule/streamed_pieces.h"
 #include "octavo/comm/wire.h"
 
 namespace octavo {
@@ -20,7 +20,7 @@ namespace octavo {
 /// takes several times as long.
 class GatherCodes {
  public:
-  GatherCodes(Wire& wire, c10::Device device) : wire_(wire), device_(device), packed_(wire) {}
+  GatherCodes(Wire& wire, c10::Device device) : wire_(wire), device_(device), pieces_(device), packed_(wire) {}
 
   /// Makes room for the codes of this rank's own ranges. They are to be written to own_bytes() by own_pieces() before
   /// send() is called. The tensors must stay until decode_all() is done. `digest`: of the bucket.
@@ -53,7 +53,7 @@ class GatherCodes {
   std::uint64_t digest_ = 0;
   std::vector<Message> messages_;  // by owner
   at::Tensor sent_, got_;          // uint8, on the host; this rank's own message is stored once for all receivers
-  Parts parts_;
+  StreamedPieces pieces_;
   std::optional<Transfer> transfer_;
   PackedTransfer packed_;  // in the place of transfer_ where a codec packs
   bool packs_ = false;

@@ -36,15 +36,13 @@ void GatherShards::begin(std::vector<Contribution> tensors, std::uint64_t digest
 }
 
 void GatherShards::encode_own() {
-  const auto pieces = codes_.own_pieces();
-  parts_.clear();
-  for (const Piece& piece : pieces) {
-    parts_.add(device_, piece.range.count, piece.codec->traits().granule, streamed_part(tensors_[piece.tensor]));
+  pieces_.clear();
+  for (const Piece& piece : codes_.own_pieces()) {
+    pieces_.add(tensors_[piece.tensor], {&piece, wire_.rank(), codes_.own_bytes()});
   }
-  parts_.for_each(device_, 1, [&](const Parts::Part& part) {
-    const Piece& piece = pieces[part.piece];
-    const Contribution& tensor = tensors_[piece.tensor];
-    const SentPart sent = tensor.sent(Way::down, wire_.rank(), piece, part.range, codes_.own_bytes(), device_);
+  pieces_.for_each([&](const PlacedPiece& own, Range part) {
+    const Contribution& tensor = tensors_[own.piece->tensor];
+    const SentPart sent = tensor.sent(Way::down, own.sender, *own.piece, part, own.message, device_);
     const FloatPart values(device_, tensor, sent.first(), sent.count());
     tensor.memory->encode(sent, tensor.input(sent.first(), values.load()));
   });

@@ -6,7 +6,7 @@
 
 #include "octavo/comm/schedule/contribution.h"
 #include "octavo/comm/schedule/gather_codes.h"
-#include "octavo/comm/schedule/parts.h"
+#include "octavo/comm/schedule/streamed_pieces.h"
 #include "octavo/comm/wire.h"
 #include "octavo/export.h"
 
@@ -18,7 +18,7 @@ namespace octavo {
 class OCTAVO_API GatherShards {
  public:
   /// `device`: where the tensors lie.
-  GatherShards(Wire& wire, c10::Device device) : wire_(wire), device_(device), codes_(wire, device) {}
+  GatherShards(Wire& wire, c10::Device device) : wire_(wire), device_(device), codes_(wire, device), pieces_(device) {}
 
   /// Throws Error invalid_argument for a codec whose payload size depends on the values, that does not send all values,
   /// or that rounds them at random: each gather would draw the same bits.
@@ -42,7 +42,7 @@ class OCTAVO_API GatherShards {
   c10::Device device_;
   std::vector<Contribution> tensors_;
   GatherCodes codes_;
-  Parts parts_;
+  StreamedPieces pieces_;
 };
 
 }  // namespace octavo

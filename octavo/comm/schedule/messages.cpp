@@ -60,16 +60,18 @@ void seal(std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest) {
   std::memcpy(message, &header, sizeof header);
 }
 
-void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest, int sender, int receiver) {
+void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest, const Wire& wire,
+                    int sender) {
   MessageHeader header;
   std::memcpy(&header, message, sizeof header);
   if (header.digest == digest) {
     if (header.checksum == checksum(message + sizeof header, bytes - sizeof header)) return;
-    fail(ErrorCode::communication, "comm.schedule", "rank ", receiver, " received other bytes than rank ", sender,
+    fail(ErrorCode::communication, "comm.schedule", "rank ", wire.name_of(wire.rank()),
+         " received other bytes than rank ", wire.name_of(sender),
          " sent: a bit has flipped in memory or on the network", kRebuild);
   }
-  fail(ErrorCode::communication, "comm.schedule", "rank ", receiver,
-       " was sent a bucket of another step, plan or model by rank ", sender,
+  fail(ErrorCode::communication, "comm.schedule", "rank ", wire.name_of(wire.rank()),
+       " was sent a bucket of another step, plan or model by rank ", wire.name_of(sender),
        ": give all ranks the same plan, model, seed and checkpoint, and let them run, and differentiate, the same "
        "modules",
        kRebuild);
@@ -106,8 +108,11 @@ Transfer exchange_with_others(Wire& wire, c10::Device device, const at::Tensor& 
   parcels[self].bytes = receive_bytes[self] = 0;
   if (wire.shares_memory(device)) return wire.exchange_in_place(send, parcels, receive_bytes);
   // on the CPU room that is not used costs nothing, because its memory is not touched
-  for (std::size_t peer = 0; device.is_cpu() && peer < receive_bytes.size(); ++peer) {
-    if (peer != self) receive_bytes[peer] = wire.room_for(receive_bytes[peer]);
+  if (device.is_cpu()) {
+    for (const int peer : wire.others()) {
+      std::uint64_t& bytes = receive_bytes[static_cast<std::size_t>(peer)];
+      bytes = wire.room_for(bytes);
+    }
   }
   const std::uint64_t received = bytes_without(receive_bytes, wire.rank());
   reserve_on_host(receive, received, device);

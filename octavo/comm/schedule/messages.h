@@ -23,8 +23,10 @@ struct MessageHeader {
 /// the header must be there.
 OCTAVO_API void seal(std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest);
 
-/// Throws Error communication where a message of `sender` has another digest, or is not what was sealed.
-void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest, int sender, int receiver);
+/// Throws Error communication where a message that rank `sender` of the wire sent this rank has another digest, or is
+/// not what was sealed.
+void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest, const Wire& wire,
+                    int sender);
 
 /// Returns how much of a message of `bytes` bytes is sealed: all of it, or `header_bytes` where the codec of every
 /// tensor is exact (CodecTraits), as float32 is, which process groups send without a checksum, too. A flipped bit then

@@ -62,18 +62,16 @@ std::uint8_t* OnePhase::place(Message& sums) {
 /// Decodes the sums into the tensors. Floats that are in their place already are only checked. The sum of a tensor of
 /// power 0 is zero: what ranks have sent for it are residuals, which they keep.
 void OnePhase::deliver(const Message& sums, std::uint8_t* message, std::uint32_t* nonfinite) {
-  parts_.clear();
-  for (const Piece& piece : sums.pieces) {
-    parts_.add(device_, piece.range.count, piece.codec->traits().granule, streamed_part(bucket_.tensors[piece.tensor]));
-  }
-  parts_.for_each(device_, 1, [&](const Parts::Part& part) {
-    const Piece& piece = sums.pieces[part.piece];
+  pieces_.clear();
+  for (const Piece& piece : sums.pieces) pieces_.add(bucket_.tensors[piece.tensor], {&piece, wire_.rank(), message});
+  pieces_.for_each([&](const PlacedPiece& own, Range part) {
+    const Piece& piece = *own.piece;
     const Contribution& tensor = bucket_.tensors[piece.tensor];
-    const FloatPart result(device_, tensor, piece.range.first + part.range.first, part.range.count);
+    const FloatPart result(device_, tensor, piece.range.first + part.first, part.count);
     if (up_.power()[piece.tensor] == 0) {
-      floats_at(result.data(), part.range.count, device_).zero_();
+      floats_at(result.data(), part.count, device_).zero_();
     } else {
-      const PayloadPart payload = piece.part(message, part.range, tensor.range_key(piece.range.first));
+      const PayloadPart payload = piece.part(own.message, part, tensor.range_key(piece.range.first));
       piece.codec->decode(device_, payload, Store::assign, result.data(), nonfinite);
     }
     result.store();

@@ -3,9 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "octavo/comm/schedule/parts.h"
 #include "octavo/comm/schedule/scatter_sum.h"
 #include "octavo/comm/schedule/schedule.h"
+#include "octavo/comm/schedule/streamed_pieces.h"
 #include "octavo/comm/wire.h"
 #include "octavo/export.h"
 
@@ -20,7 +20,7 @@ class OCTAVO_API OnePhase final : public Schedule {
  public:
   /// `device`: where the contributions lie.
   OnePhase(Wire& wire, PhaseSeconds& seconds, c10::Device device = c10::kCPU)
-      : wire_(wire), seconds_(seconds), device_(device), up_(wire, device) {}
+      : wire_(wire), seconds_(seconds), device_(device), up_(wire, device), pieces_(device) {}
 
   int transfers() const override { return up_.transfers(); }
   void begin(Bucket bucket) override;
@@ -36,7 +36,7 @@ class OCTAVO_API OnePhase final : public Schedule {
   c10::Device device_;
   Bucket bucket_;
   ScatterSum up_;
-  Parts parts_;
+  StreamedPieces pieces_;
   at::Tensor sums_;       // uint8, on the host
   at::Tensor nonfinite_;  // one word, on the host
 };

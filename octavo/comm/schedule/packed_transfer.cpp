@@ -32,31 +32,32 @@ bool packs(std::span<const Contribution> tensors, const Codec* Contribution::* c
 
 void PackedTransfer::send_sizes(std::span<const PlacedMessage> out, std::size_t tensors, std::uint64_t digest) {
   digest_ = digest;
-  const std::size_t world = out.size(), self = static_cast<std::size_t>(wire_.rank());
+  const std::size_t world = out.size();
   parcels_.assign(world, {});
   figures_.assign(tensors, {});
   std::uint64_t room = 0;
   const std::uint8_t* before = nullptr;  // of the rank before; several ranks may get the same message
-  for (std::size_t rank = 0; rank < world; ++rank) {
-    if (rank == self || out[rank].bytes == before) continue;
-    room += out[rank].message->bytes;
-    before = out[rank].bytes;
+  for (const int rank : wire_.others()) {
+    const PlacedMessage& to_rank = out[static_cast<std::size_t>(rank)];
+    if (to_rank.bytes == before) continue;
+    room += to_rank.message->bytes;
+    before = to_rank.bytes;
   }
   // Only the host reads and writes packed messages, whatever the device.
   std::uint8_t* const packed = wire_.reserve_to_send(sent_, room, c10::kCPU);
   std::uint8_t* told = wire_.reserve_to_send(sent_sizes_, sizeof(SizeMessage) * (world - 1), c10::kCPU);
   Parcel parcel;
   before = nullptr;
-  for (std::size_t rank = 0; rank < world; ++rank) {
-    if (rank == self) continue;
-    if (out[rank].bytes != before) {
+  for (const int rank : wire_.others()) {
+    const PlacedMessage& to_rank = out[static_cast<std::size_t>(rank)];
+    if (to_rank.bytes != before) {
       parcel.offset += parcel.bytes;
-      parcel.bytes = pack(out[rank], packed + parcel.offset);
+      parcel.bytes = pack(to_rank, packed + parcel.offset);
       seal(packed + parcel.offset, parcel.bytes, digest_);
-      before = out[rank].bytes;
+      before = to_rank.bytes;
     }
-    count_payloads(*out[rank].message);
-    parcels_[rank] = parcel;
+    count_payloads(*to_rank.message);
+    parcels_[static_cast<std::size_t>(rank)] = parcel;
     std::memcpy(told + sizeof(MessageHeader), &parcel.bytes, sizeof parcel.bytes);
     seal(told, sizeof(SizeMessage), digest_);
     told += sizeof(SizeMessage);
@@ -91,31 +92,30 @@ void PackedTransfer::send(std::span<const PlacedMessage> in) {
   in_.assign(in.begin(), in.end());
   transfer_->wait();
   got_bytes_.assign(in_.size(), 0);
-  for (int rank = 0; rank < wire_.world_size(); ++rank) {
-    if (rank == wire_.rank()) continue;
+  for (const int rank : wire_.others()) {
     const std::uint8_t* const told = transfer_->from(rank);
-    require_sealed(told, sizeof(SizeMessage), digest_, rank, wire_.rank());
+    require_sealed(told, sizeof(SizeMessage), digest_, wire_, rank);
     std::uint64_t& bytes = got_bytes_[static_cast<std::size_t>(rank)];
     std::memcpy(&bytes, told + sizeof(MessageHeader), sizeof bytes);
     const Message& message = *in_[static_cast<std::size_t>(rank)].message;
     if (bytes >= bytes_before_payloads(message) && bytes <= message.bytes) continue;
-    fail(ErrorCode::communication, "comm.schedule", "rank ", rank, " tells rank ", wire_.rank(),
-         " that its message has ", bytes, " bytes, where this bucket's have ", bytes_before_payloads(message), " to ",
-         message.bytes, kRebuild);
+    fail(ErrorCode::communication, "comm.schedule", "rank ", wire_.name_of(rank), " tells rank ",
+         wire_.name_of(wire_.rank()), " that its message has ", bytes, " bytes, where this bucket's have ",
+         bytes_before_payloads(message), " to ", message.bytes, kRebuild);
   }
   transfer_ = exchange_with_others(wire_, c10::kCPU, sent_, parcels_, got_, got_bytes_);
 }
 
 void PackedTransfer::receive() {
   transfer_->wait();
-  for (int rank = 0; rank < wire_.world_size(); ++rank) {
-    if (rank == wire_.rank()) continue;
+  for (const int rank : wire_.others()) {
     const std::uint64_t bytes = got_bytes_[static_cast<std::size_t>(rank)];
     const std::uint8_t* const packed = transfer_->from(rank);
-    require_sealed(packed, bytes, digest_, rank, wire_.rank());
+    require_sealed(packed, bytes, digest_, wire_, rank);
     if (!unpack({packed, bytes}, in_[static_cast<std::size_t>(rank)])) {
-      fail(ErrorCode::communication, "comm.schedule", "rank ", wire_.rank(), " received a message of rank ", rank,
-           " whose payloads are not of the sizes that they name", kRebuild);
+      fail(ErrorCode::communication, "comm.schedule", "rank ", wire_.name_of(wire_.rank()),
+           " received a message of rank ", wire_.name_of(rank), " whose payloads are not of the sizes that they name",
+           kRebuild);
     }
   }
   transfer_.reset();

@@ -69,8 +69,10 @@ void ScatterSum::advance() {
 void ScatterSum::wait() {
   if (packs_) packed_.receive();
   if (transfer_) transfer_->wait();
-  for (int rank = 0; !packs_ && rank < wire_.world_size(); ++rank) {
-    if (rank != wire_.rank()) require_sealed(received_from(rank), sealed(own().bytes), digest_, rank, wire_.rank());
+  if (!packs_) {
+    for (const int sender : wire_.others()) {
+      require_sealed(received_from(sender), sealed(own().bytes), digest_, wire_, sender);
+    }
   }
   merge_powers();
 }
@@ -80,26 +82,17 @@ std::uint64_t ScatterSum::sealed(std::uint64_t bytes) const {
 }
 
 void ScatterSum::encode_all(std::span<const PlacedMessage> out) {
-  struct Place {
-    const Piece* piece;
-    std::uint8_t* message;
-  };
-  std::vector<Place> places;
-  parts_.clear();
+  pieces_.clear();
   for (const auto& [to_owner, message] : out) {
     const bool is_own = to_owner == &own();
     if (!is_own) std::memcpy(message + sizeof(MessageHeader), power_.data(), sizeof(float) * power_.size());
     for (const Piece& piece : to_owner->pieces) {
       if (is_own && !tensors_[piece.tensor].codes_own) continue;
-      places.push_back({&piece, message});
-      const std::uint64_t granule = std::lcm(piece.codec->traits().granule, tensors_[piece.tensor].memory->granule());
-      parts_.add(device_, piece.range.count, granule, streamed_part(tensors_[piece.tensor]));
+      const Contribution& tensor = tensors_[piece.tensor];
+      pieces_.add(tensor, {&piece, wire_.rank(), message}, tensor.memory->granule());
     }
   }
-  parts_.for_each(device_, 1, [&](const Parts::Part& part) {
-    const Place& place = places[part.piece];
-    encode_part(*place.piece, part.range, place.message);
-  });
+  pieces_.for_each([&](const PlacedPiece& placed, Range part) { encode_part(placed, part); });
 }
 
 /// Returns the messages and their places, by owner. This rank's own message is not sent.
@@ -114,9 +107,9 @@ std::vector<PlacedMessage> ScatterSum::outgoing() const {
   return placed;
 }
 
-void ScatterSum::encode_part(const Piece& piece, Range part, std::uint8_t* message) const {
-  const Contribution& tensor = tensors_[piece.tensor];
-  const SentPart sent = tensor.sent(Way::up, wire_.rank(), piece, part, message, device_);
+void ScatterSum::encode_part(const PlacedPiece& placed, Range part) const {
+  const Contribution& tensor = tensors_[placed.piece->tensor];
+  const SentPart sent = tensor.sent(Way::up, placed.sender, *placed.piece, part, placed.message, device_);
   const FloatPart gradient(device_, tensor, sent.first(), sent.count());
   EncodeInput input = tensor.input(sent.first(), gradient.load());
   input.rounding_key = rounding_key(tensor, sent.way);
@@ -124,14 +117,12 @@ void ScatterSum::encode_part(const Piece& piece, Range part, std::uint8_t* messa
 }
 
 void ScatterSum::merge_powers() {
-  const std::vector<float> own_power = power_;
   std::vector<float> powers(static_cast<std::size_t>(wire_.world_size()));
   for (std::size_t t = 0; t < power_.size(); ++t) {
-    for (int rank = 0; rank < wire_.world_size(); ++rank) {
-      float& power = powers[static_cast<std::size_t>(rank)];
-      power = own_power[t];
-      if (rank != wire_.rank())
-        std::memcpy(&power, received_from(rank) + sizeof(MessageHeader) + t * sizeof power, sizeof power);
+    powers[static_cast<std::size_t>(wire_.rank())] = power_[t];
+    for (const int sender : wire_.others()) {
+      float& power = powers[static_cast<std::size_t>(sender)];
+      std::memcpy(&power, received_from(sender) + sizeof(MessageHeader) + t * sizeof power, sizeof power);
     }
     power_[t] = mean_power(powers);
   }
@@ -227,9 +218,8 @@ const float* ScatterSum::sum_of_others(const Piece& piece, Range part, Scratch& 
   auto* sum = reinterpret_cast<float*>(reserve_on_device(scratch.sum, part.count * sizeof(float), device_));
   const Contribution& tensor = tensors_[piece.tensor];
   Store how = Store::assign;
-  for (int rank = 0; rank < wire_.world_size(); ++rank) {
-    if (rank == wire_.rank()) continue;
-    const SentPart sent = tensor.sent(Way::up, rank, piece, part, received_from(rank), device_);
+  for (const int sender : wire_.others()) {
+    const SentPart sent = tensor.sent(Way::up, sender, piece, part, received_from(sender), device_);
     tensor.memory->decode(sent, how, sum, nullptr);
     how = Store::add;
   }

@@ -11,6 +11,7 @@
 #include "octavo/comm/schedule/contribution.h"
 #include "octavo/comm/schedule/packed_transfer.h"
 #include "octavo/comm/schedule/parts.h"
+#include "octavo/comm/schedule/streamed_pieces.h"
 #include "octavo/comm/wire.h"
 
 namespace octavo {
@@ -21,7 +22,7 @@ namespace octavo {
 /// thread-safe, like a Schedule.
 class ScatterSum {
  public:
-  ScatterSum(Wire& wire, c10::Device device) : wire_(wire), device_(device), packed_(wire) {}
+  ScatterSum(Wire& wire, c10::Device device) : wire_(wire), device_(device), pieces_(device), packed_(wire) {}
 
   /// Measures the gradients, encodes them and sends them to the owners. The tensors must stay until reduce() is done.
   /// `digest`: of the bucket.
@@ -52,7 +53,7 @@ class ScatterSum {
   };
 
   void encode_all(std::span<const PlacedMessage> out);
-  void encode_part(const Piece& piece, Range part, std::uint8_t* message) const;
+  void encode_part(const PlacedPiece& placed, Range part) const;
   void reduce_part(double divisor, const Piece& up, const Piece& down, Range part, std::uint8_t* out,
                    Scratch& scratch) const;
   std::vector<PlacedMessage> outgoing() const;
@@ -77,7 +78,8 @@ class ScatterSum {
   at::Tensor to_itself_;           // the same: own(), encoded as the others' messages are; where a tensor codes_own
   at::Tensor chunk_powers_;
   std::vector<Scratch> scratch_;  // by thread
-  Parts parts_;
+  StreamedPieces pieces_;         // encoded
+  Parts parts_;                   // reduced
   std::optional<Transfer> transfer_;
   PackedTransfer packed_;  // in the place of transfer_ where a codec packs
   bool packs_ = false;

@@ -25,8 +25,8 @@ struct PhaseSeconds {
   }
 };
 
-/// The buckets that are under way at once, at least, where they follow one another (DdpHook): the results of one are
-/// awaited while others are sent.
+/// The least number of buckets that are under way at once where buckets follow one another (DdpHook): others are sent
+/// while one is waited for.
 constexpr int kBucketsUnderWay = 2;
 
 struct Bucket {

@@ -4,11 +4,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "octavo/comm/schedule/all_reduce_sum.h"
+#include "octavo/comm/schedule/dense_sum.h"
 #include "octavo/comm/schedule/hierarchical.h"
 #include "octavo/comm/schedule/linear_sum.h"
 #include "octavo/comm/schedule/one_phase.h"
-#include "octavo/comm/schedule/reduce_scatter_sum.h"
 
 namespace octavo {
 
@@ -47,10 +46,9 @@ void SchedulePool::give_back(std::unique_ptr<Schedule> schedule, c10::Device dev
 
 std::unique_ptr<Schedule> SchedulePool::make(c10::Device device, bool is_encoded) {
   if (host_) return std::make_unique<Hierarchical>(*host_, wire_, seconds_, device);
-  if (owners_keep_sums_ && is_encoded) return std::make_unique<OnePhase>(wire_, seconds_, device);
-  if (owners_keep_sums_) return std::make_unique<ReduceScatterSum>(wire_, seconds_, device);
-  if (is_encoded) return std::make_unique<LinearSum>(wire_, seconds_, device);
-  return std::make_unique<AllReduceSum>(wire_, seconds_, device);
+  if (!is_encoded) return std::make_unique<DenseSum>(wire_, seconds_, device, owners_keep_sums_);
+  if (owners_keep_sums_) return std::make_unique<OnePhase>(wire_, seconds_, device);
+  return std::make_unique<LinearSum>(wire_, seconds_, device);
 }
 
 }  // namespace octavo

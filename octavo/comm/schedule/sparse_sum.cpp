@@ -39,10 +39,11 @@ std::vector<SizeAndForm> sizes_and_forms(Wire& wire, const at::Tensor& sparse, s
   std::vector<SizeAndForm> told = all_gather_value(wire, own);
   for (int rank = 0; rank < wire.world_size(); ++rank) {
     const SizeAndForm& one = told[static_cast<std::size_t>(rank)];
-    require_sealed(reinterpret_cast<const std::uint8_t*>(&one), sizeof one, digest, rank, wire.rank());
+    require_sealed(reinterpret_cast<const std::uint8_t*>(&one), sizeof one, digest, wire, rank);
     if (one.form == own.form) continue;
-    fail(ErrorCode::communication, "comm.sparse_sum", "rank ", rank, " has a sparse gradient of another dtype or of ",
-         "other sizes than rank ", wire.rank(), ": all ranks must have the same model", kRebuild);
+    fail(ErrorCode::communication, "comm.sparse_sum", "rank ", wire.name_of(rank),
+         " has a sparse gradient of another dtype or of ", "other sizes than rank ", wire.name_of(wire.rank()),
+         ": all ranks must have the same model", kRebuild);
   }
   return told;
 }
@@ -92,14 +93,15 @@ at::Tensor sum_of_sparse(Wire& wire, const at::Tensor& own, std::uint64_t digest
   at::Tensor sum = at::zeros_like(coalesced);
   for (int rank = 0; rank < wire.world_size(); ++rank) {
     if (rank == wire.rank()) {
-      require_within(coalesced._indices(), coalesced.sizes(), rank);  // so that it fails with the others' error
+      // so that this rank fails with the others' error
+      require_within(coalesced._indices(), coalesced.sizes(), wire.name_of(rank));
       sum = sum.add(coalesced);
       continue;
     }
     const std::uint64_t bytes = sizes[static_cast<std::size_t>(rank)];
-    require_sealed(transfer.from(rank), bytes, digest, rank, wire.rank());
-    sum =
-        sum.add(sparse_of(transfer.from(rank) + sizeof(MessageHeader), bytes - sizeof(MessageHeader), coalesced, rank));
+    require_sealed(transfer.from(rank), bytes, digest, wire, rank);
+    std::uint8_t* const sent_tensor = transfer.from(rank) + sizeof(MessageHeader);
+    sum = sum.add(sparse_of(sent_tensor, bytes - sizeof(MessageHeader), coalesced, wire.name_of(rank)));
   }
   return sum.coalesce();
 }

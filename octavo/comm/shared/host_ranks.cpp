@@ -160,8 +160,8 @@ void HostRanks::await_free_slot() const {
   if (readers.load(std::memory_order_acquire) == 0) return;
   int gone = 0;
   const auto has_any_gone = [&] {
-    for (int peer = 0; peer < world_size(); ++peer) {
-      if (peer == rank_ || !has_gone(peer)) continue;
+    for (const int peer : others()) {
+      if (!has_gone(peer)) continue;
       gone = peer;
       return true;
     }
@@ -233,9 +233,7 @@ void HostRanks::let_go(int sender, std::uint32_t number) const {
 
 void HostRanks::abandon(std::uint32_t number) {
   const std::lock_guard lock(mutex_);
-  for (int peer = 0; peer < world_size(); ++peer) {
-    if (peer != rank_) unread_.push_back({number, peer});
-  }
+  for (const int peer : others()) unread_.push_back({number, peer});
   let_go_of_read();
 }
 
@@ -244,10 +242,11 @@ Posting::Posting(std::shared_ptr<HostRanks> ranks, std::uint32_t number, std::ve
 
 Posting::~Posting() {
   if (!ranks_->is_of_this_process()) return;
-  for (int peer = 0; is_awaited_ && peer < ranks_->world_size(); ++peer) {
-    if (peer != ranks_->rank()) ranks_->let_go(peer, number_);
+  if (is_awaited_) {
+    for (const int peer : ranks_->others()) ranks_->let_go(peer, number_);
+  } else {
+    ranks_->abandon(number_);
   }
-  if (!is_awaited_) ranks_->abandon(number_);
 }
 
 int Posting::rank() const { return ranks_->rank(); }
@@ -256,8 +255,7 @@ int Posting::world_size() const { return ranks_->world_size(); }
 void Posting::await(milliseconds timeout) {
   if (is_awaited_) return;
   const auto deadline = end_of(timeout);
-  for (int peer = 0; peer < ranks_->world_size(); ++peer) {
-    if (peer == ranks_->rank()) continue;
+  for (const int peer : ranks_->others()) {
     const auto index = static_cast<std::size_t>(peer);
     from_[index] = ranks_->await_posted(peer, number_, expected_[index], deadline, timeout);
   }

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "octavo/comm/other_ranks.h"
 #include "octavo/comm/shared/memory_file.h"
 #include "octavo/comm/shared/peer_process.h"
 #include "octavo/comm/shared/shared_blocks.h"
@@ -73,6 +74,8 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
 
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(files_.size()); }
+  /// Returns all ranks but this one (other_ranks).
+  auto others() const { return other_ranks(rank_, world_size()); }
   const std::vector<std::shared_ptr<MemoryFile>>& files() const { return files_; }
   /// Returns the timeout of waits for which none is given.
   std::chrono::milliseconds timeout() const { return timeout_; }

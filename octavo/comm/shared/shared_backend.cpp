@@ -144,13 +144,14 @@ std::unique_ptr<Posting> SharedBackend::post(const at::Tensor& sent, std::span<c
   if (ranks_->contains(sent)) return post_room(sent, parcels, std::move(expected));
   std::vector<Parcel> copied(parcels.begin(), parcels.end());
   std::uint64_t bytes = 0;
-  for (std::size_t peer = 0; peer < copied.size(); ++peer) {
-    if (static_cast<int>(peer) != getRank()) copied[peer].offset = std::exchange(bytes, bytes + copied[peer].bytes);
+  for (const int peer : ranks_->others()) {
+    Parcel& parcel = copied[static_cast<std::size_t>(peer)];
+    parcel.offset = std::exchange(bytes, bytes + parcel.bytes);
   }
   const at::Tensor room = ranks_->room(bytes);
-  for (std::size_t peer = 0; peer < copied.size(); ++peer) {
-    if (static_cast<int>(peer) == getRank()) continue;
-    copy_in(data_of(room) + copied[peer].offset, data_of(sent) + parcels[peer].offset, copied[peer].bytes);
+  for (const int peer : ranks_->others()) {
+    const auto index = static_cast<std::size_t>(peer);
+    copy_in(data_of(room) + copied[index].offset, data_of(sent) + parcels[index].offset, copied[index].bytes);
   }
   return post_room(room, copied, std::move(expected));
 }

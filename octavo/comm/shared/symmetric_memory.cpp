@@ -72,12 +72,8 @@ void SharedSymmetricMemory::wait_signal(int src_rank, int channel, std::size_t t
 void SharedSymmetricMemory::barrier(int channel, std::size_t timeout_ms) {
   const TimeLeft left(limit(timeout_ms));
   const auto left_ms = [&] { return static_cast<std::size_t>(left().count()); };
-  for (int peer = 0; peer < ranks_->world_size(); ++peer) {
-    if (peer != ranks_->rank()) put_signal(peer, channel, left_ms());
-  }
-  for (int peer = 0; peer < ranks_->world_size(); ++peer) {
-    if (peer != ranks_->rank()) wait_signal(peer, channel, left_ms());
-  }
+  for (const int peer : ranks_->others()) put_signal(peer, channel, left_ms());
+  for (const int peer : ranks_->others()) wait_signal(peer, channel, left_ms());
 }
 
 }  // namespace octavo

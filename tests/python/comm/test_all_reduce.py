@@ -40,6 +40,18 @@ def test_sums_and_is_bit_identical(three_ranks, plan, dtype):
     assert (results[0].float() - expected).abs().max() <= slack * expected.abs().max()
 
 
+def nan_in_other_strides(rank: int) -> list[int]:
+    tensor = torch.ones(64, 2, dtype=torch.bfloat16)[:, 0] if rank else torch.ones(64, dtype=torch.bfloat16)
+    tensor[3] = float("nan")
+    octavo.all_reduce(tensor, "int4")
+    return tensor.contiguous().view(torch.int16).tolist()
+
+
+def test_a_nan_has_the_same_bits_on_ranks_whose_strides_differ(two_ranks):
+    first, second = two_ranks.run(nan_in_other_strides)
+    assert first == second
+
+
 @pytest.mark.parametrize("plan", ["dense", "int8"])
 def test_floats_of_8_bits_are_summed_in_float32(three_ranks, plan):
     """No back end of torch adds them up."""

@@ -200,3 +200,24 @@ def lose_a_host(rank: int) -> None:
 
 def test_a_host_that_does_not_answer_is_an_error_before_the_deadline(four_ranks):
     four_ranks.run(lose_a_host)
+
+
+def differ_in_the_plan(rank: int) -> str:
+    model, handle, optimizer = make("int4+ef", timeout_s=3.0)
+    for step in range(2):  # DDP rebuilds its buckets
+        step_once(model, optimizer, rank, step)
+    if rank == 3:
+        handle.set_plan("int8+ef")
+    with pytest.raises((RuntimeError, TimeoutError)) as refused:
+        step_once(model, optimizer, rank, 2)
+    dist.barrier()
+    return str(refused.value)
+
+
+def test_errors_name_ranks_by_their_numbers_in_the_group(four_ranks):
+    """Rank 3 sends to rank 1, which is on the other host; in the connection of the two they are 0 and 1."""
+    said = four_ranks.run(differ_in_the_plan)
+    assert "rank 1 was sent a bucket of another step, plan or model by rank 3" in said[1]
+    assert "rank 3 was sent a bucket of another step, plan or model by rank 1" in said[3]
+    for rank in (0, 2):  # wait for the neighbour that has failed
+        assert f"rank {rank}: " in said[rank] and f"with rank {rank + 1}" in said[rank]

@@ -3,6 +3,7 @@
 figures worked out by hand and in torch."""
 
 import math
+from datetime import timedelta
 from itertools import pairwise
 
 import pytest
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
+from octavo import _C
 
 
 def fours_and_threes() -> Tensor:
@@ -158,3 +160,28 @@ def measure_shards(rank: int) -> None:
 
 def test_ranks_of_fully_shard_measure_their_shards(two_ranks):
     two_ranks.run(measure_shards)
+
+
+def test_a_divisor_counts_once_where_there_is_one_rank():
+    """As FSDP2's, which averages over micro-batches too."""
+    compressor = lone_compressor("int8")
+    hook = _C.FsdpHook(compressor, [[(0, COUNT)]])
+    gradients, averages = torch.randn(COUNT), torch.empty(COUNT)
+    compressor.measure_next_step()
+    hook.reduce_scatter(0, averages, gradients.clone(), dist.ReduceOp(dist.ReduceOp.AVG), 4)
+    assert torch.equal(averages, gradients / 4)
+    assert compressor.parameter_stats()[0]["relative_error"] == 0
+
+
+def test_a_bucket_of_complex_numbers_has_half_as_many_places_as_real_numbers():
+    _C.Compressor(lone_backend(), octavo.Plan("int8"), [("a", 8, False, 1), ("b", 8, False, 1)], 9.0).run_step(
+        torch.ones(8, dtype=torch.complex64)
+    )
+
+
+def lone_backend() -> dist.ProcessGroupGloo:
+    return dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timeout=timedelta(seconds=9))
+
+
+def lone_compressor(plan: str) -> _C.Compressor:
+    return _C.shard_compressor(lone_backend(), octavo.Plan(plan), [("weight", COUNT, False, 1)], [COUNT], 9.0)
