@@ -15,14 +15,16 @@ from rich.markup import escape
 from rich.table import Table
 
 import octavo
+from octavo.accelerator.devices import CUDA_Accelerator, XPU_Accelerator
 from octavo.train.errors import EXIT_USAGE
 
 
 def collect() -> dict[str, Any]:
     """Returns versions, this CPU, torch's devices and Octavo's back ends, as plain values for JSON.
 
-    `backends` is a list of {name, available, reason}. The reason says why a back end is missing, or in which form it is
-    there. Raises ValueError where OCTAVO_ISA or OCTAVO_BACKEND names an unknown one.
+    `absent_devices` has the kinds of torch's devices that are not here, and why. `backends` is a list of {name,
+    available, reason}. The reason says why a back end is missing, or in which form it is there. Raises
+    ValueError where OCTAVO_ISA or OCTAVO_BACKEND names an unknown one.
     """
     backends = [dict(backend) for backend in octavo._C.backends()]
     _check_wanted([backend["name"] for backend in backends])
@@ -34,6 +36,7 @@ def collect() -> dict[str, Any]:
         "isa": octavo._C.isa(),
         "threads": torch.get_num_threads(),
         "devices": _devices(),
+        "absent_devices": _absent_devices(),
         "accelerator": _accelerator(),
         "backends": backends,
     }
@@ -78,11 +81,18 @@ def _devices() -> list[str]:
     return devices + [f"sycl:{index} {sycl.facts(index).name}" for index in range(sycl.device_count())]
 
 
+def _absent_devices() -> dict[str, str]:
+    kinds = (CUDA_Accelerator(), XPU_Accelerator())
+    return {kind.device_name(): kind.why_absent() for kind in kinds if not kind.is_available()}
+
+
 def _facts_table(facts: dict[str, Any]) -> Table:
     table = Table(title="octavo", show_header=False)
     for name in ("octavo", "torch", "python", "system", "isa", "threads", "accelerator"):
         table.add_row(name, escape(str(facts[name])))
     table.add_row("devices", escape("\n".join(facts["devices"])))
+    for kind, reason in facts["absent_devices"].items():
+        table.add_row(f"no {kind}", escape(reason))
     return table
 
 
