@@ -34,16 +34,16 @@ class _Stdout:
         return getattr(sys.stdout, name)
 
     def write(self, text: str) -> int:
-        with _told():
+        with _errors_shown():
             return sys.stdout.write(text)
 
     def flush(self) -> None:
-        with _told():
+        with _errors_shown():
             sys.stdout.flush()
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _errors_shown() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:

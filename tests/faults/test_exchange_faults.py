@@ -13,7 +13,7 @@ from needs_hosts import needs_hosts
 from patience import PATIENCE
 from train_runs import clean_environment
 
-from octavo.bench.hosts import Hosts
+from octavo.bench.linked_hosts import Hosts
 
 RANK = """
 import sys, torch, torch.distributed as dist, octavo

@@ -4,7 +4,7 @@ done once."""
 
 import pytest
 
-from octavo.bench.hosts import why_no_hosts
+from octavo.bench.linked_hosts import why_no_hosts
 
 _REASON = why_no_hosts()
 needs_hosts = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))

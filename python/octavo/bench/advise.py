@@ -15,7 +15,7 @@ import torch.distributed as dist
 from octavo.bench import ddp, torch_hooks
 from octavo.bench.ddp import ALONE, TORCH, Row, Size
 from octavo.bench.jobs import run_job
-from octavo.bench.ranks import joined
+from octavo.bench.ranks import greatest, in_job
 from octavo.outer import FEWEST_ROUNDS
 from octavo.train.plan_text import split_rounds
 
@@ -56,9 +56,7 @@ def measure(plans: Sequence[str], *, nproc: int, rounds: int, size: Size, link: 
 
 def measure_as_rank(plans: Sequence[str], *, rounds: int, size: Size) -> Report | None:
     """Measures as one rank. Returns the report on rank 0, None elsewhere."""
-    with joined():
-        report = Report(dist.get_world_size(), _measure_link(), ddp.bench_size(plans, rounds, size))
-        return report if dist.get_rank() == 0 else None
+    return in_job(lambda: Report(dist.get_world_size(), _measure_link(), ddp.measure_size(plans, rounds, size)))
 
 
 def _measure_link(message_bytes: int = 4 << 20, rounds: int = 5) -> Link:
@@ -77,9 +75,8 @@ def _measure_link(message_bytes: int = 4 << 20, rounds: int = 5) -> Link:
             for work in works:
                 work.wait()
             taken.append(time.perf_counter() - start)
-        slowest = torch.tensor(median(taken[1:]))
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        return slowest.item()
+        (slowest,) = greatest([median(taken[1:])])
+        return slowest
 
     latency = seconds(1)
     sending = max(seconds(message_bytes) - latency, 1e-9)

@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 
-from octavo.bench.hosts import RATES
+from octavo.bench.linked_hosts import RATES
 from octavo.bench.options import JsonFile, Rounds
-from octavo.bench.output import check_json_file, errors_in_a_sentence, show
-from octavo.cores import check_local_ranks, usable_cores
+from octavo.bench.output import measured_by_ranks, show
 
 app = typer.Typer(add_completion=False)
 
@@ -45,19 +44,20 @@ def advise(
     from octavo.bench.ddp import Size
     from octavo.bench.ddp_jobs import check_plans
     from octavo.bench.jobs import check_links
-    from octavo.bench.ranks import is_main, is_rank
 
     size, wanted = Size(rows, layers, width), plans or bench.DEFAULT_PLANS
-    if is_main():
-        check_json_file(json_file)
-    with errors_in_a_sentence():
+
+    def check() -> None:
         check_plans(wanted)
         check_links([link])
-        if is_rank():
-            report = bench.measure_as_rank(wanted, rounds=rounds, size=size)
-        else:
-            check_local_ranks(nproc, usable_cores())
-            report = bench.measure(wanted, nproc=nproc, rounds=rounds, size=size, link=link)
+
+    report = measured_by_ranks(
+        lambda: bench.measure_as_rank(wanted, rounds=rounds, size=size),
+        lambda: bench.measure(wanted, nproc=nproc, rounds=rounds, size=size, link=link),
+        nproc,
+        json_file,
+        check,
+    )
     if report is None:
         return
     title = f"a step of {size.parameters / 1e6:.1f} M parameters on {report.ranks} ranks; alone: without communication"

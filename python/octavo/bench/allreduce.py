@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 import octavo
-from octavo.bench.hosts import UNSHAPED
-from octavo.bench.jobs import check_links, run_job
-from octavo.bench.ranks import joined
+from octavo.bench.jobs import check_links, rows_of_job
+from octavo.bench.linked_hosts import UNSHAPED
+from octavo.bench.ranks import greatest, in_job
 from octavo.bench.timing import ratio, take_turns, typical
 
 DEFAULT_PLANS = ("dense", "bf16", "int8", "int4", "sign")
@@ -66,16 +65,13 @@ def measure(
     sizes = [f"--kib={size}" for size in sizes_kib]
     rows: list[Row] = []
     for link in links:
-        report = run_job(["bench", "allreduce", *plans, *sizes, f"--rounds={rounds}"], nproc, link)
-        rows += [replace(Row(**row), link=link or UNSHAPED) for row in json.loads(report)]
+        rows += rows_of_job(Row, ["bench", "allreduce", *plans, *sizes, f"--rounds={rounds}"], nproc, link)
         yield rows
 
 
 def measure_as_rank(plans: Sequence[str], *, rounds: int, sizes_kib: Sequence[int]) -> list[Row] | None:
     """Measures as one rank. Returns the rows on rank 0, None elsewhere."""
-    with joined():
-        rows = [row for size in sizes_kib for row in _rows_of(plans, rounds, size)]
-        return rows if dist.get_rank() == 0 else None
+    return in_job(lambda: [row for size in sizes_kib for row in _rows_of(plans, rounds, size)])
 
 
 def _rows_of(plans: Sequence[str], rounds: int, kib: int) -> list[Row]:
@@ -83,8 +79,5 @@ def _rows_of(plans: Sequence[str], rounds: int, kib: int) -> list[Row]:
     contenders = {plan: lambda plan=plan: octavo.all_reduce(values.clone(), plan) for plan in plans}
     contenders = {TORCH: lambda: dist.all_reduce(values.clone())} | contenders
     seconds = take_turns(contenders, rounds, before=lambda _: dist.barrier())
-    for name in contenders:
-        slowest = torch.tensor(seconds[name])
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        seconds[name] = slowest.tolist()
+    seconds = {name: greatest(seconds[name]) for name in contenders}
     return [Row(kib, name, 1e3 * typical(seconds, name), ratio(seconds, TORCH, name)) for name in contenders]

@@ -8,12 +8,20 @@ import typer
 
 import octavo
 from octavo.bench.options import JsonFile, Links, Nproc, Rounds, Unlinked, Words, say_unlinked
-from octavo.bench.output import check_json_file, dicts, errors_in_a_sentence, refuse, show, show_last, without_link
+from octavo.bench.output import (
+    check_json_file,
+    dicts,
+    errors_in_a_sentence,
+    measured_by_ranks,
+    refuse,
+    show,
+    show_last,
+    without_link,
+)
 from octavo.bench.quality.cli import quality
 from octavo.bench.timing import check_words, is_wanted
 from octavo.bench.torch_hooks import DEFAULT as DEFAULT_HOOKS
 from octavo.bench.torch_hooks import DOUBTFUL
-from octavo.cores import check_local_ranks, usable_cores
 
 app = typer.Typer(
     help="Measures this machine and Octavo on it, side by side.", no_args_is_help=True, add_completion=False
@@ -86,19 +94,16 @@ def ddp(
     from octavo.bench.jobs import check_links
     from octavo.bench.ranks import is_main, is_rank
 
-    sizes = [bench.Size(count, layers, width) for count in rows or [4]]
+    links, sizes = link or [None], [bench.Size(count, layers, width) for count in rows or [4]]
     contenders = plans or [*bench.DEFAULT_PLANS, *([] if is_rank() else DEFAULT_HOOKS)]
-    if is_main():
-        check_json_file(json_file)
-    with errors_in_a_sentence():
-        check_links(link or [None])
-        if is_rank():
-            report = json_file if is_main() else None
-            measured = [ddp_jobs.measure_as_rank(contenders, rounds=rounds, sizes=sizes, report=report)]
-        else:
-            check_local_ranks(nproc, usable_cores())
-            links = link or [None]
-            measured = ddp_jobs.measure(contenders, nproc=nproc, rounds=rounds, sizes=sizes, links=links)
+    options, report = dict(rounds=rounds, sizes=sizes), json_file if is_main() else None
+    measured = measured_by_ranks(
+        lambda: [ddp_jobs.measure_as_rank(contenders, **options, report=report)],
+        lambda: ddp_jobs.measure(contenders, **options, nproc=nproc, links=links),
+        nproc,
+        json_file,
+        lambda: check_links(links),
+    )
 
     def show_rows(rows: list[bench.Row]) -> None:
         title = f"a step of {sizes[0].parameters / 1e6:.1f} M parameters; alone: without communication"
@@ -138,22 +143,19 @@ def zero(
     rank."""
     from octavo.bench import zero as bench
     from octavo.bench import zero_jobs
-    from octavo.bench.ranks import is_main, is_rank
 
     names, links = contenders or bench.DEFAULT_CONTENDERS, link or [None]
     if measure == zero_jobs.MEMORY:
         say_unlinked(link)
         links = [None]
-    if is_main():
-        check_json_file(json_file)
-    with errors_in_a_sentence():
-        zero_jobs.check(names, model, links, measure)
-        if is_rank():
-            measured = [zero_jobs.measure_as_rank(names, rounds=rounds, model=model, what=measure)]
-        else:
-            check_local_ranks(nproc, usable_cores())
-            options = dict(nproc=nproc, rounds=rounds, model=model, links=links, what=measure)
-            measured = zero_jobs.measure(names, **options)
+    options = dict(rounds=rounds, model=model, what=measure)
+    measured = measured_by_ranks(
+        lambda: [zero_jobs.measure_as_rank(names, **options)],
+        lambda: zero_jobs.measure(names, **options, nproc=nproc, links=links),
+        nproc,
+        json_file,
+        lambda: zero_jobs.check(names, model, links, measure),
+    )
 
     def show_rows(rows: list[bench.Row]) -> None:
         show(bench.title(model, rows[0]), dicts(rows), without_link(bench.HEADINGS, rows), json_file)
@@ -181,18 +183,16 @@ def allreduce(
     """Measure octavo.all_reduce of a float32 tensor by plan, by link and by size, against
     torch.distributed.all_reduce."""
     from octavo.bench import allreduce as bench
-    from octavo.bench.ranks import is_main, is_rank
 
-    wanted, links, sizes_kib = plans or bench.DEFAULT_PLANS, link or [None], kib or bench.SIZES_KIB
-    if is_main():
-        check_json_file(json_file)
-    with errors_in_a_sentence():
-        bench.check(wanted, links)
-        if is_rank():
-            measured = [bench.measure_as_rank(wanted, rounds=rounds, sizes_kib=sizes_kib)]
-        else:
-            check_local_ranks(nproc, usable_cores())
-            measured = bench.measure(wanted, nproc=nproc, rounds=rounds, sizes_kib=sizes_kib, links=links)
+    wanted, links = plans or bench.DEFAULT_PLANS, link or [None]
+    options = dict(rounds=rounds, sizes_kib=kib or bench.SIZES_KIB)
+    measured = measured_by_ranks(
+        lambda: [bench.measure_as_rank(wanted, **options)],
+        lambda: bench.measure(wanted, **options, nproc=nproc, links=links),
+        nproc,
+        json_file,
+        lambda: bench.check(wanted, links),
+    )
 
     def show_rows(rows: list[bench.Row]) -> None:
         show("all-reduce of one tensor", dicts(rows), without_link(bench.HEADINGS, rows), json_file)
@@ -208,17 +208,10 @@ def host(
 ) -> None:
     """Measure collectives between ranks of one host: through memory that they share, against Gloo's loopback."""
     from octavo.bench import host as bench
-    from octavo.bench import jobs
-    from octavo.bench.ranks import is_main, is_rank
 
-    if is_main():
-        check_json_file(json_file)
-    with errors_in_a_sentence():
-        if is_rank():
-            rows = bench.bench(rounds)
-        else:
-            check_local_ranks(nproc, usable_cores())
-            rows = bench.as_rows(jobs.run_job(["bench", "host", f"--rounds={rounds}"], nproc, None))
+    rows = measured_by_ranks(
+        lambda: bench.measure_as_rank(rounds), lambda: bench.measure(nproc, rounds), nproc, json_file
+    )
     if rows is not None:
         show("collectives of ranks of one host", dicts(rows), bench.HEADINGS, json_file)
 

@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import octavo
 from octavo import _C
-from octavo.bench.hosts import UNSHAPED
-from octavo.bench.ranks import is_main, join, joined
+from octavo.bench.linked_hosts import UNSHAPED
+from octavo.bench.ranks import is_main, join
 from octavo.bench.timing import Seconds, ratio, take_turns, typical
 from octavo.bench.torch_hooks import FP16, HOOKS
 from octavo.train.plan_text import Rounds, split_rounds
@@ -84,14 +84,7 @@ HEADINGS = {
 }
 
 
-def bench(plans: Sequence[str], rounds: int, sizes: Sequence[Size]) -> list[Row] | None:
-    """Measures as one rank of the job that the environment describes. Returns the rows on rank 0, None elsewhere."""
-    with joined():
-        rows = [row for size in sizes for row in bench_size(plans, rounds, size)]
-        return rows if dist.get_rank() == 0 else None
-
-
-def bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
+def measure_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
     """Measures one size as one rank, and returns its rows."""
     steps: dict[str, _LocalStep] = {ALONE: _LocalStep(size), TORCH: _Step(size), FP16: _Step(size)}
     HOOKS[FP16](steps[FP16].model)
@@ -201,14 +194,14 @@ def _measure(steps: dict[str, _LocalStep], rounds: int, warm: Callable[[str], ob
     """Returns the seconds per step. Calls `warm(name)` before the first turn of a contender that counts."""
     turns: Counter[str] = Counter()
 
-    def line_up(name: str) -> None:
+    def before_turn(name: str) -> None:
         if turns[name] == WARMUP_ROUNDS:
             warm(name)
         turns[name] += 1
         steps[name].prepare()
         dist.barrier()
 
-    seconds = take_turns(steps, rounds, warmup=WARMUP_ROUNDS, before=line_up)
+    seconds = take_turns(steps, rounds, warmup=WARMUP_ROUNDS, before=before_turn)
     return {name: [one / steps[name].count for one in taken] for name, taken in seconds.items()}
 
 

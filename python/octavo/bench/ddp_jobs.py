@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import octavo
 from octavo.bench import ddp
 from octavo.bench.ddp import Row, Size
-from octavo.bench.hosts import UNSHAPED
-from octavo.bench.jobs import run_job
+from octavo.bench.jobs import rows_of_job
 from octavo.bench.options import write_file
+from octavo.bench.ranks import in_job
 from octavo.bench.torch_hooks import DOUBTFUL
 from octavo.train.plan_text import split_rounds
 
@@ -33,7 +33,7 @@ def measure(
     rows: list[Row] = []
     for link in links:
         for job in jobs:
-            rows += [replace(row, link=link or UNSHAPED) for row in _job(job, nproc, link)]
+            rows += rows_of_job(Row, ["bench", "ddp", *job], nproc, link)
             yield rows
 
 
@@ -44,7 +44,7 @@ def measure_as_rank(
     `report`, or prints where there is none."""
     plans, hooks = _split(contenders)
     if not hooks:
-        return ddp.bench(plans, rounds, sizes)
+        return in_job(lambda: [row for size in sizes for row in ddp.measure_size(plans, rounds, size)])
     if plans or len(hooks) > 1 or len(sizes) > 1:
         raise ValueError(
             f"[bench.ddp_jobs] {hooks[0]} may hang: under torchrun measure it alone, with one number of --rows"
@@ -80,7 +80,3 @@ def _options(rounds: int, sizes: Sequence[Size]) -> list[str]:
     first = sizes[0]
     shape = [f"--layers={first.layers}", f"--width={first.width}", *[f"--rows={size.rows}" for size in sizes]]
     return [f"--rounds={rounds}", *shape]
-
-
-def _job(arguments: list[str], nproc: int, link: str | None) -> list[Row]:
-    return [Row(**row) for row in json.loads(run_job(["bench", "ddp", *arguments], nproc, link))]

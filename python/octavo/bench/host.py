@@ -4,15 +4,15 @@ Gloo's loopback. In place means that what is sent was written to the shared memo
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from octavo import _C
-from octavo.bench.ranks import joined
+from octavo.bench.jobs import rows_of_job
+from octavo.bench.ranks import in_job
 from octavo.bench.timing import ratio, take_turns, typical
 from octavo.rendezvous import Rendezvous
 
@@ -42,20 +42,23 @@ HEADINGS = {
 }
 
 
-def as_rows(report: str) -> list[Row]:
-    return [Row(**row) for row in json.loads(report)]
+def measure(nproc: int, rounds: int) -> list[Row]:
+    """Starts the ranks here. Raises as `run_job` does."""
+    return rows_of_job(Row, ["bench", "host", f"--rounds={rounds}"], nproc, None)
 
 
-def bench(rounds: int, sizes_kib: Sequence[int] = SIZES_KIB) -> list[Row] | None:
-    """Measures as one rank of the job that the environment describes. Returns the rows on rank 0, None elsewhere.
-    Raises RuntimeError where the ranks share no memory."""
-    with joined():
-        gloo = Rendezvous(dist.group.WORLD, "bench.host", 60.0).connect()
-        shared, why_not = _C.reach_by_shared_memory(gloo, True, 60.0)
-        if why_not:
-            raise RuntimeError(f"[bench.host] the ranks share no memory: {why_not}")
-        rows = [row for size in sizes_kib for row in _rows_of(gloo, shared, size, rounds)]
-        return rows if dist.get_rank() == 0 else None
+def measure_as_rank(rounds: int) -> list[Row] | None:
+    """Measures as one rank. Returns the rows on rank 0, None elsewhere. Raises RuntimeError where the ranks share no
+    memory."""
+    return in_job(lambda: _all_rows(rounds))
+
+
+def _all_rows(rounds: int) -> list[Row]:
+    gloo = Rendezvous(dist.group.WORLD, "bench.host", 60.0).connect()
+    shared, why_not = _C.reach_by_shared_memory(gloo, True, 60.0)
+    if why_not:
+        raise RuntimeError(f"[bench.host] the ranks share no memory: {why_not}")
+    return [row for size in SIZES_KIB for row in _rows_of(gloo, shared, size, rounds)]
 
 
 def _rows_of(gloo: dist.Backend, shared: dist.Backend, whole_kib: int, rounds: int) -> list[Row]:

@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import TypeVar
 
-from octavo.bench.hosts import RATES, Hosts, why_no_hosts
+from octavo.bench.linked_hosts import RATES, Hosts, why_no_hosts
 from octavo.bench.ranks import is_rank
 from octavo.cores import threads_of_rank
 
+Row = TypeVar("Row")
 DEADLINE_S = 24 * 3600.0
 """For what hangs outside of collectives, which have timeouts of their own. All contenders at 10 Mbit/s take hours."""
 _LATE = f"[bench.jobs] the ranks did not end in {DEADLINE_S / 3600:.0f} hours"
@@ -50,6 +53,13 @@ def run_job(command: Sequence[str], nproc: int, link: str | None) -> str:
         else:
             _run_on_hosts(program, nproc, link)
         return path.read_text()
+
+
+def rows_of_job(row_of: Callable[..., Row], command: Sequence[str], nproc: int, link: str | None) -> list[Row]:
+    """Runs a command as `run_job` does and returns its rows, each made by `row_of` from its fields; those of a job on
+    hosts of their own name their link."""
+    of_job = {} if link is None else {"link": link}
+    return [row_of(**{**row, **of_job}) for row in json.loads(run_job(command, nproc, link))]
 
 
 def _run_here(command: list[str], nproc: int, folder: str) -> None:

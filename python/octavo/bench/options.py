@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from octavo import durable_files
-from octavo.bench.hosts import RATES
+from octavo.bench.linked_hosts import RATES
 
 Nproc = Annotated[int, typer.Option(min=1, help="Local ranks; torchrun's own number counts instead.")]
 Links = Annotated[

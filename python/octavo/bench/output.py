@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benches print: tables, the file of `--json`, and errors in one sentence with their exit code."""
+"""How the commands of the benches measure, and what they print: tables, the file of `--json`, and errors in one
+sentence with their exit code."""
 
 from __future__ import annotations
 
@@ -8,14 +9,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import typer
 from rich.table import Table
 
-from octavo.bench.hosts import UNSHAPED
+from octavo.bench.linked_hosts import UNSHAPED
 from octavo.bench.options import check_place, write_figures
+from octavo.bench.ranks import is_main, is_rank
 from octavo.console import make_console
+from octavo.cores import check_local_ranks, usable_cores
+
+Measured = TypeVar("Measured")
 
 
 @contextmanager
@@ -41,6 +46,26 @@ def check_json_file(json_file: Path | None) -> None:
     """Ends the command where `--json FILE` cannot be written."""
     with errors_in_a_sentence():
         check_place(json_file)
+
+
+def measured_by_ranks(
+    as_rank: Callable[[], Measured],
+    start: Callable[[], Measured],
+    nproc: int,
+    json_file: Path | None,
+    check: Callable[[], object] = lambda: None,
+) -> Measured:
+    """Returns what `as_rank` measures where this process is a rank already, under torchrun, and otherwise what `start`
+    measures with `nproc` ranks of its own. Ends the command first for what makes no sense; `check` raises ValueError
+    for that."""
+    if is_main():
+        check_json_file(json_file)
+    with errors_in_a_sentence():
+        check()
+        if is_rank():
+            return as_rank()
+        check_local_ranks(nproc, usable_cores())
+        return start()
 
 
 def dicts(rows: Iterable[Any]) -> list[dict[str, object]]:

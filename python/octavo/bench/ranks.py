@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+
+Result = TypeVar("Result")
+Number = TypeVar("Number", int, float)
 
 
 def is_rank() -> bool:
@@ -21,14 +24,14 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-@contextmanager
-def joined() -> Iterator[None]:
-    """Inside, this process is in the process group of the job that the environment describes. All ranks leave it
-    together."""
+def in_job(measure: Callable[[], Result]) -> Result | None:
+    """Calls `measure` in the process group of the job that the environment describes, which all ranks leave together.
+    Returns its result on rank 0, None elsewhere."""
     join()
-    yield
+    result = measure()
     dist.barrier()
     dist.destroy_process_group()
+    return result if is_main() else None
 
 
 def join() -> None:
@@ -36,3 +39,10 @@ def join() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def greatest(values: Sequence[Number]) -> list[Number]:
+    """Returns for each value the greatest one of all ranks, integers as int64 and others as float32."""
+    box = torch.tensor(values)
+    dist.all_reduce(box, dist.ReduceOp.MAX)
+    return box.tolist()

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from octavo.bench.hosts import UNSHAPED
+from octavo.bench.linked_hosts import UNSHAPED
 from octavo.bench.quality.runs import processor
-from octavo.bench.ranks import joined
+from octavo.bench.ranks import greatest
 from octavo.bench.timing import Seconds, ratio, take_turns, typical
 from octavo.bench.zero_contenders import DDP, build
 from octavo.train.model import SIZES, build_model, model_config
@@ -85,57 +85,52 @@ def title(model: str, row: Row) -> str:
     return f"a step of {model}, {row.parameters / 1e6:.1f} M parameters, AdamW; {tokens}; {ranks}; {processor()}"
 
 
-def measure_time(contenders: Sequence[str], rounds: int, model: str) -> list[Row] | None:
-    """Measures time as one rank of the job that the environment describes. Returns the rows on rank 0, None
-    elsewhere."""
-    with joined():
-        make, tokens = _ModelMaker(model), _tokens()
-        steps = {name: build(name, make(), tokens) for name in dict.fromkeys((DDP, *contenders))}
-        losses: dict[str, float] = {}
-        sent: dict[str, list[int | None]] = {name: [] for name in steps}  # bytes before each of its turns
+def measure_time(contenders: Sequence[str], rounds: int, model: str) -> list[Row]:
+    """Measures time as one rank, and returns the rows."""
+    make, tokens = _ModelMaker(model), _tokens()
+    steps = {name: build(name, make(), tokens) for name in dict.fromkeys((DDP, *contenders))}
+    losses: dict[str, float] = {}
+    sent: dict[str, list[int | None]] = {name: [] for name in steps}  # bytes before each of its turns
 
-        def run(name: str) -> Callable[[], None]:
-            def one() -> None:
-                losses[name] = steps[name]()
+    def run(name: str) -> Callable[[], None]:
+        def one() -> None:
+            losses[name] = steps[name]()
 
-            return one
+        return one
 
-        def line_up(name: str) -> None:
-            sent[name].append(steps[name].wire_bytes())
-            dist.barrier()
+    def before_turn(name: str) -> None:
+        sent[name].append(steps[name].wire_bytes())
+        dist.barrier()
 
-        seconds = take_turns({name: run(name) for name in steps}, rounds, WARMUP_ROUNDS, line_up)
-        rows = [
-            _row(name, make, seconds, losses[name], _per_step(sent[name][WARMUP_ROUNDS], step.wire_bytes(), rounds))
-            for name, step in steps.items()
-        ]
-        return rows if dist.get_rank() == 0 else None
+    seconds = take_turns({name: run(name) for name in steps}, rounds, WARMUP_ROUNDS, before_turn)
+    return [
+        _row(name, make, seconds, losses[name], _per_step(sent[name][WARMUP_ROUNDS], step.wire_bytes(), rounds))
+        for name, step in steps.items()
+    ]
 
 
-def measure_memory(contender: str, model: str) -> list[Row] | None:
-    """Measures the memory of one contender, which should be alone in its process. Returns as `measure_time` does."""
-    with joined():
-        make = _ModelMaker(model)
-        step = build(contender, make(), _tokens())
-        memory.reset_peak()
-        for _ in range(MEMORY_STEPS - 1):
-            step()
-        loss = step.backward()
-        held = _greatest(step.held_bytes())
-        step.update()
-        peak = _greatest(memory.peak_host_bytes())
-        share = BYTES_OF_A_PARAMETER * make.parameters / dist.get_world_size()
-        row = Row(
-            contender,
-            make.parameters,
-            dist.get_world_size(),
-            torch.get_num_threads(),
-            peak_bytes=peak,
-            held_bytes=held,
-            of_share=held / share,
-            loss=loss,
-        )
-        return [row] if dist.get_rank() == 0 else None
+def measure_memory(contender: str, model: str) -> Row:
+    """Measures as one rank the memory of one contender, which should be alone in its process."""
+    make = _ModelMaker(model)
+    step = build(contender, make(), _tokens())
+    memory.reset_peak()
+    for _ in range(MEMORY_STEPS - 1):
+        step()
+    loss = step.backward()
+    (held,) = greatest([step.held_bytes()])
+    step.update()
+    (peak,) = greatest([memory.peak_host_bytes()])
+    share = BYTES_OF_A_PARAMETER * make.parameters / dist.get_world_size()
+    return Row(
+        contender,
+        make.parameters,
+        dist.get_world_size(),
+        torch.get_num_threads(),
+        peak_bytes=peak,
+        held_bytes=held,
+        of_share=held / share,
+        loss=loss,
+    )
 
 
 class _ModelMaker:
@@ -182,10 +177,3 @@ def _row(name: str, make: _ModelMaker, seconds: Seconds, loss: float, wire_bytes
 
 def _per_step(before: int | None, after: int | None, rounds: int) -> int | None:
     return None if before is None or after is None else (after - before) // rounds
-
-
-def _greatest(value: int) -> int:
-    """Returns the greatest value of all ranks."""
-    box = torch.tensor(value)
-    dist.all_reduce(box, dist.ReduceOp.MAX)
-    return int(box)

@@ -4,12 +4,11 @@ their rows."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from octavo.bench.hosts import UNSHAPED
-from octavo.bench.jobs import check_links, run_job
+from octavo.bench.jobs import check_links, rows_of_job
+from octavo.bench.ranks import in_job
 from octavo.bench.zero import Row, config_of, measure_memory, measure_time
 from octavo.bench.zero_contenders import require_known
 
@@ -37,8 +36,7 @@ def measure(
     """
     rows: list[Row] = []
     for link in links if what != MEMORY else ():
-        of_link = _job([*contenders, f"--measure={TIME}", f"--rounds={rounds}", f"--model={model}"], nproc, link)
-        rows += [replace(row, link=link or UNSHAPED) for row in of_link]
+        rows += _job([*contenders, f"--measure={TIME}", f"--rounds={rounds}", f"--model={model}"], nproc, link)
         yield rows
     if what == TIME:
         return
@@ -59,9 +57,9 @@ def _with_memory(row: Row, of_memory: Row) -> Row:
 def measure_as_rank(contenders: Sequence[str], *, rounds: int, model: str, what: str) -> list[Row] | None:
     """Measures as one rank. Returns its rows on rank 0, None elsewhere."""
     if what == TIME:
-        return measure_time(contenders, rounds, model)
+        return in_job(lambda: measure_time(contenders, rounds, model))
     if what == MEMORY and len(contenders) == 1:
-        return measure_memory(contenders[0], model)
+        return in_job(lambda: [measure_memory(contenders[0], model)])
     raise ValueError(
         "[bench.zero] under torchrun there is one set of processes, and memory is measured in a process with one "
         "contender: use --measure time, or --measure memory with one contender"
@@ -69,4 +67,4 @@ def measure_as_rank(contenders: Sequence[str], *, rounds: int, model: str, what:
 
 
 def _job(arguments: list[str], nproc: int, link: str | None) -> list[Row]:
-    return [Row(**row) for row in json.loads(run_job(["bench", "zero", *arguments], nproc, link))]
+    return rows_of_job(Row, ["bench", "zero", *arguments], nproc, link)

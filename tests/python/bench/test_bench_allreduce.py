@@ -7,7 +7,7 @@ import pytest
 from fork_server import run_code, run_ranks
 from typer.testing import CliRunner
 
-from octavo.bench import allreduce, jobs
+from octavo.bench import jobs
 from octavo.bench.cli import app
 
 COMMAND = """
@@ -41,7 +41,7 @@ def first_link_alone(command: list[str], nproc: int, link: str | None) -> str:
 
 def test_what_was_measured_before_a_job_failed_is_shown_and_written(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "why_no_hosts", lambda: None)
-    monkeypatch.setattr(allreduce, "run_job", first_link_alone)
+    monkeypatch.setattr(jobs, "run_job", first_link_alone)
     monkeypatch.delenv("RANK", raising=False)
     file = tmp_path / "rows.json"
     done = CliRunner().invoke(app, ["allreduce", "dense", "--link=1gbit", "--link=10mbit", f"--json={file}"])
@@ -52,10 +52,10 @@ def test_what_was_measured_before_a_job_failed_is_shown_and_written(tmp_path, mo
 
 PRINTED_TO_A_FULL_DISK = """
 import sys
-from octavo.bench import allreduce
+from octavo.bench import jobs
 from octavo.bench.cli import app
 row = '[{"kib": 64, "plan": "torch", "milliseconds": 1.0, "times_faster_than_torch": 1.0}]'
-allreduce.run_job = lambda *_: row
+jobs.run_job = lambda *_: row
 sys.stdout = open("/dev/full", "w")
 app(["allreduce", "dense", *sys.argv[1:]])
 """

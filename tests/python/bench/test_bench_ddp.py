@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from octavo.bench import cli, ddp, ddp_jobs, jobs
 from octavo.bench.ddp import Row, _one_line
-from octavo.bench.hosts import Hosts, why_no_hosts
+from octavo.bench.linked_hosts import Hosts, why_no_hosts
 
 SMALL = ("--layers", "4", "--width", "256", "--rounds", "2")  # 1 MB of gradients
 
@@ -136,7 +136,7 @@ def ping(hosts: Hosts, host: int, address: str) -> int:
 @pytest.mark.ranks
 @needs_hosts
 def test_what_tc_refuses_is_a_sentence_and_leaves_nothing_behind():
-    with pytest.raises(RuntimeError, match=r"^\[bench.hosts\] `tc .* failed: "), Hosts(2, "quickly"):
+    with pytest.raises(RuntimeError, match=r"^\[bench.linked_hosts\] `tc .* failed: "), Hosts(2, "quickly"):
         pass
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert f"octavo{os.getpid()}-" not in listed
@@ -245,7 +245,7 @@ def test_hooks_are_measured_at_every_number_of_rows(monkeypatch):
         asked.append([argument for argument in command if not argument.startswith(("--rounds", "--layers", "--width"))])
         return json.dumps([dict(rows=int(command[-1].removeprefix("--rows=")), plan=command[2])])
 
-    monkeypatch.setattr(ddp_jobs, "run_job", run_job)
+    monkeypatch.setattr(jobs, "run_job", run_job)
     sizes = [ddp.Size(4), ddp.Size(1024)]
     *_, rows = ddp_jobs.measure(["dense", "torch-int8"], nproc=2, rounds=1, sizes=sizes, links=[None])
     assert [(row.plan, row.rows) for row in rows if row.plan == "torch-int8"] == [

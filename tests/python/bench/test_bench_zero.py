@@ -12,7 +12,7 @@ from fork_server import run_ranks
 from train_runs import NANO
 from typer.testing import CliRunner
 
-from octavo.bench import cli, zero_jobs
+from octavo.bench import cli, jobs, zero_jobs
 from octavo.bench.zero import DEFAULT_CONTENDERS, MODEL, Row, config_of
 from octavo.bench.zero_contenders import ZeroName
 
@@ -74,7 +74,7 @@ def test_time_and_memory_of_a_contender_are_one_row(monkeypatch):
         of_time = dict(milliseconds=1.0) if "--measure=time" in command else dict(peak_bytes=7, held_bytes=5)
         return json.dumps([dict(contender=name, parameters=1, ranks=nproc, threads=1, **of_time) for name in names])
 
-    monkeypatch.setattr(zero_jobs, "run_job", run_job)
+    monkeypatch.setattr(jobs, "run_job", run_job)
     *_, rows = zero_jobs.measure(
         ["ddp", "zero3"], nproc=2, rounds=3, model="tiny", links=[None, "1gbit"], what=zero_jobs.BOTH
     )

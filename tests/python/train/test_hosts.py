@@ -11,7 +11,7 @@ from needs_hosts import needs_hosts
 from patience import PATIENCE
 from train_runs import clean_environment, nano_config
 
-from octavo.bench.hosts import Hosts
+from octavo.bench.linked_hosts import Hosts
 from octavo.train.config import TrainConfig
 
 

@@ -35,7 +35,7 @@ def why_no_hosts() -> str | None:
         _run("ip", "netns", "add", probe)
         _run("ip", "netns", "delete", probe)
     except RuntimeError as error:
-        return str(error).removeprefix("[bench.hosts] ")
+        return str(error).removeprefix("[bench.linked_hosts] ")
     return None
 
 
@@ -59,7 +59,7 @@ class Hosts:
     def __enter__(self) -> Hosts:
         reason = why_no_hosts()
         if reason is not None:
-            raise RuntimeError(f"[bench.hosts] {reason}")
+            raise RuntimeError(f"[bench.linked_hosts] {reason}")
         try:
             self._build()
         except BaseException:
@@ -124,7 +124,7 @@ def _shape(namespace: str, device: str, rate: str) -> None:
 def _run(*command: str) -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"[bench.hosts] `{' '.join(command)}` failed: {done.stderr.strip()}")
+        raise RuntimeError(f"[bench.linked_hosts] `{' '.join(command)}` failed: {done.stderr.strip()}")
 
 
 def _end_session(process: subprocess.Popen[str]) -> None:
