@@ -84,6 +84,22 @@ def json_text(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
+def remove(path: Path) -> None:
+    """Removes a folder with all that is in it, a file, or a link. What a link points to stays. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def rename_folder(aside: Path, final: Path) -> None:
+    """Gives the folder `aside`, whose files are on the disk, the name `final`; returns once that is on the disk, too.
+    Both are in the same folder, and nothing but an empty folder may be at `final`. Raises OSError."""
+    sync_folder(aside)
+    os.replace(aside, final)
+    sync_folder(final.parent)
+
+
 def point_link(link: Path, target: str) -> None:
     """Makes the symbolic link `link` point to `target`. An older link is replaced in one step. If a copy of the tree
     has turned the link into a folder, that folder is replaced."""

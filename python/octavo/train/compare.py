@@ -40,21 +40,21 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
     step of all runs where one of them cannot be trained, or not be compared with the others.
     """
     data = load_data(config, world)
-    legs = {plan: try_job(config.for_plan(plan), world, data) for plan in config.compare}
+    found = {plan: try_job(config.for_plan(plan), world, data) for plan in config.compare}
     # The precision is chosen once: the runs must differ only in the plan.
-    precision = next((leg["precision"] for leg in legs.values() if leg.get("precision")), None)
+    precision = next((run["precision"] for run in found.values() if run.get("precision")), None)
     anew = conditions(config, world, Totals())
-    _require_comparable(config, legs, {**anew, "precision": precision})
+    _require_comparable(config, found, {**anew, "precision": precision})
     if config.fresh:  # all at once, so that an interrupted comparison never resumes with an older run
-        for leg in config.runs:
-            clear_job(leg, world)
+        for run in config.runs:
+            clear_job(run, world)
         world.note_start_over()
         config = dataclasses.replace(config, fresh=False)
     summaries: dict[str, dict[str, Any]] = {}
     for plan in config.compare:
         if console:
             console.rule(Text(plan))
-        summaries[plan] = _run_leg(config.for_plan(plan), world, console, data, precision)
+        summaries[plan] = _run_plan(config.for_plan(plan), world, console, data, precision)
         precision = precision or summaries[plan].get("precision")
     finished = {plan: summary for plan, summary in summaries.items() if not _has_diverged(summary)}
     if not finished:
@@ -70,11 +70,11 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
     return summaries
 
 
-def _run_leg(
-    leg: TrainConfig, world: World, console: Console | None, data: Data, precision: str | None
+def _run_plan(
+    config: TrainConfig, world: World, console: Console | None, data: Data, precision: str | None
 ) -> dict[str, Any]:
     try:
-        summary = run_job(leg, world, console, data=data, precision=precision)
+        summary = run_job(config, world, console, data=data, precision=precision)
         last_is_finite = summary["eval_loss"] is not None
         return summary if last_is_finite else summary | {"diverged": f"{DIVERGED}: its last loss is not finite"}
     except JobError as error:
@@ -82,9 +82,9 @@ def _run_leg(
             raise
         if console:
             console.print(str(error), highlight=False, markup=False, soft_wrap=True)
-        return {"plan": leg.resolved_plan, "optimizer": leg.optimizer_name, "diverged": str(error)}
+        return {"plan": config.resolved_plan, "optimizer": config.optimizer_name, "diverged": str(error)}
     finally:
-        gc.collect()  # strategies are in reference cycles, and the next leg would be measured beside this one's memory
+        gc.collect()  # strategies are in reference cycles, and the next run would be measured beside this one's memory
 
 
 def _has_diverged(summary: dict[str, Any]) -> bool:
@@ -92,23 +92,24 @@ def _has_diverged(summary: dict[str, Any]) -> bool:
     return "diverged" in summary or summary.get("eval_loss", 0.0) is None
 
 
-def _require_comparable(config: TrainConfig, legs: dict[str, dict[str, Any]], anew: dict[str, Any]) -> None:
+def _require_comparable(config: TrainConfig, found: dict[str, dict[str, Any]], anew: dict[str, Any]) -> None:
     """Raises JobError, which names the runs to remove, where some were begun under other conditions than the others.
-    `legs`: what `try_job` says of each plan; `anew`: the conditions of a run that begins now."""
-    found = {plan: _differences(leg, anew) for plan, leg in legs.items() if not _has_diverged(leg)}
-    if len(set(found.values())) <= 1:
+    `found`: what `try_job` says of each plan; `anew`: the conditions of a run that begins now."""
+    differing = {plan: _differences(run, anew) for plan, run in found.items() if not _has_diverged(run)}
+    if len(set(differing.values())) <= 1:
         return
-    stale = [f"{config.for_plan(plan).out} ({differences})" for plan, differences in found.items() if differences]
+    stale = [f"{config.for_plan(plan).out} ({differences})" for plan, differences in differing.items() if differences]
     raise JobError(
         f"[train.compare] the other plans cannot be compared with what was trained earlier in {', '.join(stale)}: "
         f"remove the folder{'s' * (len(stale) > 1)}, or give the options and the number of ranks from there"
     )
 
 
-def _differences(leg: dict[str, Any], anew: dict[str, Any]) -> str:
-    """Returns the conditions of a leg that differ from those of a run that begins now, as text."""
-    leg = {**leg, "precision": leg.get("precision") or anew["precision"]}  # an open one will be that of the others
-    pairs = [(name, leg.get(name), here) for name, here in anew.items()]
+def _differences(run: dict[str, Any], anew: dict[str, Any]) -> str:
+    """Returns the conditions of a run that differ from those of a run that begins now, as text."""
+    # a precision not decided yet will be that of the other runs
+    run = {**run, "precision": run.get("precision") or anew["precision"]}
+    pairs = [(name, run.get(name), here) for name, here in anew.items()]
     return ", ".join(_difference(name, there, here) for name, there, here in pairs if there != here)
 
 

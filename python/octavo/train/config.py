@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of `octavo train`, checked when a `TrainConfig` is made.
+"""The configuration of a run: the options of `octavo train`, checked, and what follows from them.
 
 A `TrainConfig` that exists is valid: its constructor raises `ValueError` with one sentence otherwise.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from octavo._C import Plan
 from octavo.train.config_checks import OUTER_OPTIONS, check
 from octavo.train.optimizer_names import BETA1, BETA2, LR, ONEBIT, SIGN_STEPPED, STEPPED_ALONE
+from octavo.train.options import Options
 from octavo.train.plan_text import split_rounds
 
 LR_WARMUP_SHARE = 0.05
@@ -25,52 +26,8 @@ LOCAL_STEPS = 8
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """Everything that decides a run.
-
-    `batch_size` is in rows per rank and micro-batch, `seq_len` in tokens per row. Where `plan`, `lr`, `beta1` or
-    `beta2` is None, the optimizer's own default is used. Where `clip_norm` is None, gradients are not clipped. `outer`
-    is the number of steps from one round of `octavo.Outer` to the next, and the other `outer_…` are its delay,
-    fragments, learning rate, momentum (None: its own rule decides) and whether that is spread over steps; with `outer`
-    0 ranks exchange gradients in every step. `zero` is the stage of ZeRO and `gather` the codec by which it sends
-    parameters (None: as they are); with `zero` 0 each rank has all of the model and of the optimizer's state.
-    `compile`: whether `torch.compile` compiles the training's passes.
-    """
-
-    data: str | None = None
-    nproc: int = 2
-    plan: str | None = None
-    optimizer: str = "auto"
-    zero: int = 0
-    gather: str | None = None
-    compile: bool = False
-    outer: int = 0
-    outer_delay: int = 0
-    outer_fragments: int = 1
-    outer_lr: float | None = None
-    outer_momentum: float | None = None
-    outer_spread: bool = False
-    model: str = "tiny"
-    device: str = "auto"
-    precision: str = "auto"
-    steps: int = 800
-    batch_size: int = 8
-    seq_len: int = 128
-    grad_accum: int = 1
-    lr: float | None = None
-    adamw_lr: float | None = None
-    beta1: float | None = None
-    beta2: float | None = None
-    weight_decay: float = 0.01
-    clip_norm: float | None = None
-    seed: int = 0
-    eval_every: int = 100
-    checkpoint_every: int = 100
-    out: str = "out"
-    fresh: bool = False
-    compare: tuple[str, ...] = ()
-    port: int | None = None
-    timeout_s: float = 300.0
+class TrainConfig(Options):
+    """Everything that decides a run: the options, checked, and what follows from them."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -13,6 +13,7 @@ from octavo import durable_files
 from octavo.outer import warning_of_few_rounds
 from octavo.train import devices, errors, evaluate
 from octavo.train.checkpoint import restore, run_folder, training_state
+from octavo.train.checkpoint.identity import key_of
 from octavo.train.checkpoint.writer import CheckpointWriter, point_to, step_folder
 from octavo.train.config import TrainConfig
 from octavo.train.data.training_data import Data, load_data
@@ -132,7 +133,7 @@ def _train(run: Run, trainer: Trainer, console: Console | None) -> None:
     log = world.agree(lambda: MetricsLog(run.out / run_folder.METRICS, totals.step) if world.is_main else None)
     if log and log.missing:
         warn(f"{run.out / run_folder.METRICS} has lost the lines of {log.missing} of the first {totals.step} steps")
-    key = run_folder.key_of(run.identity)
+    key = key_of(run.identity)
     writer = CheckpointWriter(world, run.disk, run.checkpoints, key, warn, totals.step)
     display = make_display(console, config.steps, totals.step)
     display.note(_opening(run, trainer))

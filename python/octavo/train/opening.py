@@ -14,6 +14,7 @@ from typing import Any
 from transformers import LlamaForCausalLM
 
 from octavo.train.checkpoint import restore, run_folder
+from octavo.train.checkpoint.identity import fingerprint_of, identity_of, key_of
 from octavo.train.checkpoint.restore import Found
 from octavo.train.checkpoint.shared_disk import Disk, find_disk
 from octavo.train.config import TrainConfig
@@ -92,7 +93,7 @@ def build_model(config: TrainConfig, world: World, data: Data) -> LlamaForCausal
     """Returns the untrained model, the same bits on every rank. Raises JobError, also where a rank's CONFIG.json
     describes another model than rank 0's: the ranks would average gradients of different functions."""
     model = world.agree(lambda: build_replica(config, data))
-    ours = run_folder.fingerprint_of(model.config.to_diff_dict())
+    ours = fingerprint_of(model.config.to_diff_dict())
     world.agree(lambda: _check_same_model(config.model, ours == world.from_main(ours), world.rank))
     return model
 
@@ -113,7 +114,7 @@ def opened(
     chosen one. `warn` takes a line for each checkpoint that is skipped. Raises JobError."""
     with _locked(Path(config.out), world) as disk:
         identity, record = _claim(config, world, disk, data, model.config.to_diff_dict())
-        folder, key = Path(config.out) / run_folder.CHECKPOINT, run_folder.key_of(identity)
+        folder, key = Path(config.out) / run_folder.CHECKPOINT, key_of(identity)
         found = None if config.fresh else restore.newest_checkpoint(world, disk, folder, key, warn)
         precision = record["resolved"].get("precision", precision) if record else precision
         earlier_steps = record["identity"]["steps"] if record else config.steps
@@ -136,7 +137,7 @@ def _claim(
     config: TrainConfig, world: World, disk: Disk, data: Data, model: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Returns the identity of this run, and the record of the earlier run that it continues, if any."""
-    identity = run_folder.identity_of(config, data.corpus, model)
+    identity = identity_of(config, data.corpus, model)
     out = Path(config.out)
     record = world.agree(lambda: run_folder.claim(out, identity, config.fresh) if disk.is_leader else None)
     return identity, world.from_main(record)

@@ -65,10 +65,20 @@ def test_the_options_of_train_are_frozen():
     assert set(inspect.signature(train).parameters) == TRAIN_OPTIONS
 
 
-def test_options_and_config_have_the_same_names_and_defaults():
-    defaults = {name: parameter.default for name, parameter in inspect.signature(train).parameters.items()}
-    defaults["compare"] = ()
-    assert TrainConfig(**defaults) == TrainConfig()
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(compare=("dense", "outer:20/sign+ef"), optimizer="adamw", lr=1e-2, nproc=1, fresh=True),
+        dict(plan="sign+ef", optimizer="muon", outer=20, outer_spread=True, outer_lr=0.5, adamw_lr=1e-3, compile=True),
+        dict(zero=3, gather="int8", data="a b.json", port=29555, timeout_s=5.5, weight_decay=0.0, steps=7),
+    ],
+)
+def test_the_command_makes_the_config_that_its_options_name(octavo_cli, monkeypatch, options):
+    ran, config = [], TrainConfig(**options)
+    monkeypatch.setattr("octavo.train.cli._run", lambda got: ran.append(got) or 0)
+    assert octavo_cli("train", *config.to_args())[0] == 0
+    assert ran == [config]
 
 
 def test_help_says_what_each_command_does(octavo_cli):
@@ -174,7 +184,7 @@ def test_a_bench_that_makes_no_sense_is_refused_before_it_measures(octavo_cli, a
 
 
 def test_only_rank_0_of_a_bench_needs_a_place_for_its_figures(octavo_cli, monkeypatch):
-    monkeypatch.setattr("octavo.bench.ddp.bench", lambda *_: None)
+    monkeypatch.setattr("octavo.bench.ddp_jobs.in_job", lambda *_: None)
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, code in (("0", 2), ("1", 0)):
         monkeypatch.setenv("RANK", rank)

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from octavo.train.data.batches import IGNORE, Batches, encode, pack
 from octavo.train.data.dataset import Corpus, Example, load_corpus
-from octavo.train.data.tokenizer import answer, prompt, token_ids, train_tokenizer
+from octavo.train.data.tokenizer import prompts_and_answers, token_ids, train_tokenizer
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -65,10 +65,11 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 def test_the_loss_is_on_the_answer_and_its_end(tokenizer: PreTrainedTokenizerFast) -> None:
     example = Example("Swap the words.", "sun tree", "tree sun")
+    [(asked, _)] = prompts_and_answers(example)
     [(ids, labels)] = encode([example], tokenizer, SEQ_LEN)
     learnt = [label for label in labels if label != IGNORE]
     assert tokenizer.decode(learnt) == " tree sun<eos>"
-    assert tokenizer.decode(ids) == f"<bos>{prompt(example)} tree sun<eos>"
+    assert tokenizer.decode(ids) == f"<bos>{asked} tree sun<eos>"
     assert labels[-len(learnt) :] == learnt == ids[-len(learnt) :]
 
 
@@ -122,7 +123,8 @@ def test_no_sample_is_too_long_or_without_loss(
 ) -> None:
     example = Example(question, given_text, said)
     samples = encode([example], tokenizer, seq_len)
-    whole = [*token_ids(tokenizer, [answer(example)])[0], tokenizer.eos_token_id]
+    asked, expected = token_ids(tokenizer, [*prompts_and_answers(example)[0]])
+    whole = [*expected, tokenizer.eos_token_id]
     assert learnt_of(samples) == whole, "every token of the answer is learnt once"
     for ids, labels in samples:
         assert 2 <= len(ids) == len(labels) <= seq_len and labels[0] == IGNORE
@@ -130,7 +132,6 @@ def test_no_sample_is_too_long_or_without_loss(
         assert all(label in (IGNORE, token) for token, label in zip(ids, labels, strict=True))
     if len(whole) <= seq_len // 2:
         assert len(samples) == 1, "a short answer is never cut"
-    asked = token_ids(tokenizer, [prompt(example)])[0]
     kept = samples[0][0][1 : samples[0][1].index(whole[0])]
     assert samples[0][0][0] == tokenizer.bos_token_id
     assert kept == asked[len(asked) - len(kept) :], "a long question loses its front"

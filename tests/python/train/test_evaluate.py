@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from octavo.train import evaluate
 from octavo.train.data.batches import IGNORE, Batches
 from octavo.train.data.dataset import Corpus, Example
-from octavo.train.data.tokenizer import prompt, train_tokenizer
+from octavo.train.data.tokenizer import prompts_and_answers, train_tokenizer
 from octavo.train.evaluate import exact_match, sample_answers, summed_loss
 
 pytestmark = pytest.mark.timeout(60)
@@ -93,7 +93,8 @@ def test_an_answer_does_not_depend_on_its_group(
 def test_an_answer_is_the_most_likely_one(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     """Compares with the simplest loop: no cache, no padding, one token at a time."""
     example = UNTAUGHT[0]
-    ids = tokenizer(prompt(example))["input_ids"]
+    [(text, _)] = prompts_and_answers(example)
+    ids = tokenizer(text)["input_ids"]
     asked = len(ids)
     still = copy.deepcopy(model).eval()
     for _ in range(12):

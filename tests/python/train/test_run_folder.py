@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ from train_runs import NANO, nano_config, read_curve, solo_world
 
 from octavo.train import job, opening
 from octavo.train.checkpoint import run_folder
+from octavo.train.checkpoint.identity import identity_of, key_of
 from octavo.train.checkpoint.writer import saved_steps
 from octavo.train.config import TrainConfig
 from octavo.train.data.dataset import load_corpus
@@ -96,7 +98,7 @@ def test_an_earlier_run_that_cannot_be_removed_is_not_mixed_with_the_new_one(wor
     config = nano_config(tmp_path, steps=2)
     run_job(config, world, None)
     before = read_curve(Path(config.out))
-    monkeypatch.setattr(run_folder.shutil, "rmtree", raising(PermissionError(1, "Operation not permitted")))
+    monkeypatch.setattr(shutil, "rmtree", raising(PermissionError(1, "Operation not permitted")))
     with pytest.raises(JobError, match=r"\[train\.job\] .* cannot be written: Operation not permitted"):
         run_job(dataclasses.replace(config, fresh=True), world, None)
     assert read_curve(Path(config.out)) == before
@@ -197,7 +199,7 @@ def test_a_damaged_record_of_a_run_is_named(world, tmp_path, text, words):
     ("asked", "chosen"), [("auto", "bf36"), ("auto", "auto"), ("auto", None), ("auto", ["bf16"]), ("fp32", "bf16")]
 )
 def test_a_record_with_a_precision_that_its_run_cannot_have_chosen_is_refused(tmp_path, asked, chosen):
-    identity = run_folder.identity_of(TrainConfig(precision=asked), load_corpus(None, seed=0), {})
+    identity = identity_of(TrainConfig(precision=asked), load_corpus(None, seed=0), {})
     run_folder.write_record(tmp_path, identity, {"precision": chosen})
     with pytest.raises(ValueError, match=r"^\[train\.run_folder\] .*run\.json is not the record of a run: restore it"):
         run_folder.claim(tmp_path, identity, fresh=False)
@@ -226,9 +228,9 @@ def test_the_rate_of_the_adamw_beside_muon_makes_a_run_another(tmp_path):
     """Runs without one have the key of versions that did not know it."""
     plain = TrainConfig(plan="dense", optimizer="muon")
     own = dataclasses.replace(plain, adamw_lr=1e-3)
-    identities = [run_folder.identity_of(config, load_corpus(None, seed=0), {}) for config in (plain, own)]
+    identities = [identity_of(config, load_corpus(None, seed=0), {}) for config in (plain, own)]
     assert "adamw_lr" not in identities[0]
-    assert run_folder.key_of(identities[0]) != run_folder.key_of(identities[1])
+    assert key_of(identities[0]) != key_of(identities[1])
     for there, here, words in ((0, 1, "that of lr there and 0.001 here"), (1, 0, "0.001 there and that of lr here")):
         run_folder.write_record(tmp_path, identities[there], {})
         run_folder.claim(tmp_path, identities[there], fresh=False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from octavo.train.data.dataset import Corpus, Example, load_corpus
-from octavo.train.data.tokenizer import MIN_VOCAB_SIZE, answer, prompt, token_ids, train_tokenizer
+from octavo.train.data.tokenizer import MIN_VOCAB_SIZE, prompts_and_answers, token_ids, train_tokenizer
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -79,17 +79,17 @@ def test_a_word_of_any_length_is_cut_for_the_vocabulary_alone() -> None:
 
 
 def test_a_prompt_is_bos_one_token_a_heading_and_the_text(tokenizer: PreTrainedTokenizerFast) -> None:
-    asked = prompt(Example("Swap the words.", "sun tree", "tree sun"))
+    [(asked, _)] = prompts_and_answers(Example("Swap the words.", "sun tree", "tree sun"))
     assert asked == "### Instruction: Swap the words.\n\n### Input: sun tree\n\n### Response:"
     tokens = tokenizer.convert_ids_to_tokens(tokenizer(asked)["input_ids"])
     assert tokens[:2] == ["<bos>", "### Instruction:"]
     assert "\n\n### Input:" in tokens and tokens[-1] == "\n\n### Response:"
-    assert prompt(Example("Go.", "", "x")) == "### Instruction: Go.\n\n### Response:"
+    assert prompts_and_answers(Example("Go.", "", "x")) == [("### Instruction: Go.\n\n### Response:", " x")]
 
 
 def test_a_word_is_the_same_tokens_in_question_and_answer(tokenizer: PreTrainedTokenizerFast) -> None:
     example = Example("Repeat the words.", "sun tree", "sun tree")
-    asked, said = token_ids(tokenizer, [prompt(example), answer(example)])
+    asked, said = token_ids(tokenizer, [*prompts_and_answers(example)[0]])
     copies = [i for i in range(len(asked)) if asked[i : i + len(said)] == said]
     assert len(copies) == 1
 
@@ -100,14 +100,14 @@ def test_digits_stand_alone(tokenizer: PreTrainedTokenizerFast) -> None:
 
 def test_plain_text_has_no_prompt() -> None:
     text = Example("", "", "Once upon a time")
-    assert prompt(text) == "" and answer(text) == "Once upon a time"
+    assert prompts_and_answers(text) == [("", "Once upon a time")]
 
 
 def test_transformers_opens_what_is_saved(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     LlamaConfig(vocab_size=len(tokenizer)).save_pretrained(tmp_path)  # as in a checkpoint
     tokenizer.save_pretrained(tmp_path)
     opened = AutoTokenizer.from_pretrained(tmp_path)
-    asked = prompt(Example("Count the words.", "a b  c 12", ""))
+    [(asked, _)] = prompts_and_answers(Example("Count the words.", "a b  c 12", ""))
     assert opened(asked)["input_ids"] == tokenizer(asked)["input_ids"]
     assert (opened.pad_token, opened.bos_token, opened.eos_token) == ("<pad>", "<bos>", "<eos>")
     assert opened.padding_side == "left" and len(opened) == len(tokenizer)

@@ -21,6 +21,7 @@ from train_runs import NANO, nano_config, read_curve, solo_world
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from octavo.train.checkpoint import run_folder
+from octavo.train.checkpoint.identity import identity_of
 from octavo.train.checkpoint.writer import saved_steps
 from octavo.train.config import TrainConfig
 from octavo.train.data.dataset import load_corpus
@@ -277,9 +278,9 @@ def test_a_run_is_another_by_what_it_learns_alone(tmp_path):
     corpus = load_corpus(None, seed=0)
 
     def claim(**changes: Any) -> None:
-        run_folder.claim(tmp_path, run_folder.identity_of(dataclasses.replace(config, **changes), corpus, {}), False)
+        run_folder.claim(tmp_path, identity_of(dataclasses.replace(config, **changes), corpus, {}), False)
 
-    run_folder.write_record(tmp_path, run_folder.identity_of(config, corpus, {}), {})
+    run_folder.write_record(tmp_path, identity_of(config, corpus, {}), {})
     for changes in ({}, dict(zero=3), dict(compile=True), dict(zero=0, gather=None)):
         claim(**changes)
     for changes in (dict(gather="int4"), dict(gather=None), dict(zero=0, gather=None, seed=1)):

@@ -158,9 +158,9 @@ class CheckpointWriter:
         """Removes an older step. The newest is complete by now, so that a failure is no reason to end the job."""
         path = step_folder(self._folder, step)
         try:
-            _remove(path)
+            durable_files.remove(path)
         except OSError as error:
-            self._unremovable.add(step)  # it is told once, not after every checkpoint
+            self._unremovable.add(step)  # warns once, not after every checkpoint
             self._warn(f"{path} is no longer needed and cannot be removed: {error.strerror or error}")
 
     def _sweep(self) -> None:
@@ -170,15 +170,7 @@ class CheckpointWriter:
         with writing(what=str(self._folder), where="train.writer"):
             durable_files.make_folder(self._folder)
             for path in self._folder.glob(_ASIDE + "*"):
-                _remove(path)
-
-
-def _remove(path: Path) -> None:
-    """Removes a folder with all that is in it, a file, or a link. What a link points to stays."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+                durable_files.remove(path)
 
 
 def _make_empty(folder: Path) -> None:
@@ -195,6 +187,5 @@ def _publish(aside: Path, final: Path) -> None:
     if os.path.lexists(final):
         stale = aside.with_name(f"{_ASIDE}stale-{final.name}")
         os.replace(final, stale)
-        _remove(stale)
-    os.replace(aside, final)
-    durable_files.sync_folder(final.parent)
+        durable_files.remove(stale)
+    durable_files.rename_folder(aside, final)

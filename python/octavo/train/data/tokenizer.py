@@ -35,16 +35,8 @@ def prompts_and_answers(example: Example) -> list[tuple[str, str]]:
     return texts
 
 
-def prompt(example: Example) -> str:
-    """Returns what precedes the answer: the Alpaca headings with their text, or nothing for plain text.
-
-    For a chat it is the last prompt of its `prompts_and_answers`.
-    """
-    return prompts_and_answers(example)[-1][0]
-
-
 def answer(example: Example) -> str:
-    """Returns what the model is to say after the prompt, its leading space included."""
+    """Returns what the model is to say after the prompt, its leading space included; of a chat the last answer."""
     return prompts_and_answers(example)[-1][1]
 
 

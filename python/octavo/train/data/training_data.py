@@ -16,9 +16,6 @@ from octavo.train.data.dataset import Corpus, load_corpus
 from octavo.train.data.tokenizer import train_tokenizer
 from octavo.train.launch.world import World
 
-# Options that may differ between the hosts of a job.
-_OF_A_HOST = {"data", "out", "device", "nproc", "port", "timeout_s"}
-
 
 @dataclass(frozen=True)
 class Data:
@@ -42,9 +39,10 @@ def load_data(config: TrainConfig, world: World) -> Data:
 def _check_same_options(config: TrainConfig, of_main: dict[str, Any], rank: int) -> None:
     """Raises ValueError where torchrun has started this rank with another option than rank 0, by which they would train
     something else, or wait for one another."""
-    for name, ours in dataclasses.asdict(config).items():
+    for field in dataclasses.fields(config):
+        name, ours = field.name, getattr(config, field.name)
         is_path = name == "model" and str(ours).endswith(".json")
-        if name not in _OF_A_HOST and not is_path and ours != of_main[name]:
+        if not field.metadata["of_a_host"] and not is_path and ours != of_main[name]:
             raise ValueError(
                 f"[train.training_data] --{name.replace('_', '-')} is {ours} on rank {rank} and {of_main[name]} on "
                 f"rank 0: start all ranks with the same options"

@@ -32,14 +32,14 @@ class DdpStrategy(ReplicaStrategy):
         model: LlamaForCausalLM,
         precision: str,
         group: dist.ProcessGroup | None,
-        rehearsed: Data | None,
+        warm_up_data: Data | None,
     ):
-        """`rehearsed`: the data of a resumed run; None for a new one."""
+        """`warm_up_data`: the data of a resumed run, which makes a warm-up pass; None for a new one."""
         self._ddp = DistributedDataParallel(model, process_group=group)
         device = next(model.parameters()).device
         self._forward = forward_of(self._ddp, config.compile, device)
-        if rehearsed is not None:
-            _rehearse(self._forward, rehearsed, precision, device)
+        if warm_up_data is not None:
+            _make_warm_up_pass(self._forward, warm_up_data, precision, device)
             self._ddp.zero_grad(set_to_none=True)
         optimizer = world.agree(lambda: build_optimizer(config, model))
         joined = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
@@ -105,12 +105,11 @@ def _at_last_sync(optimizer: Any) -> Iterator[None]:
             parameter.copy_(values)
 
 
-def _rehearse(forward: Any, data: Data, precision: str, device: torch.device) -> None:
+def _make_warm_up_pass(forward: Any, data: Data, precision: str, device: torch.device) -> None:
     """Makes one uncompressed pass before a resumed run's first step, whose gradients are of no use.
 
-    DDP sorts its buckets anew after the first backward pass. Without a rehearsal the resumed run would make
-    a step with the unsorted buckets where the unbroken run had the sorted ones: sums and blocks would round
-    differently.
+    DDP sorts its buckets anew after the first backward pass. Without this pass the resumed run would make a step with
+    the unsorted buckets where the unbroken run had the sorted ones: sums and blocks would round differently.
     """
     forked = [] if device.type == "cpu" else [device.index]
     with torch.random.fork_rng(devices=forked, device_type=device.type):
