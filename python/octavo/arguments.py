@@ -1,10 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of arguments that public calls have in common: seeds and numbers, also those of numpy and of tensors."""
+"""Checks of arguments that public calls have in common. Errors begin with the public name ``[where]``."""
 
 import math
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
+from os import PathLike
+from os.path import abspath, isdir
 
 from torch import Tensor
+
+from octavo._C import StatePaging
+
+
+def require(condition: bool, where: str, expected: str, got: object) -> None:
+    """Raises ValueError, which says what was expected and what was ``got``, unless the condition is met."""
+    if not condition:
+        raise ValueError(f"[{where}] expected {expected}, got {got}")
+
+
+def require_known(given: Iterable[object], known: Sequence[str], what: str, where: str) -> None:
+    """Raises ValueError for keys that ``what`` was given and that are not among the known ones."""
+    if unknown := set(given) - set(known):
+        raise ValueError(
+            f"[{where}] {what} has unknown keys: {', '.join(sorted(map(str, unknown)))}; known are {', '.join(known)}"
+        )
 
 
 def require_seed(seed: int, where: str) -> None:
@@ -12,6 +31,27 @@ def require_seed(seed: int, where: str) -> None:
     if isinstance(seed, Integral) and 0 <= seed < 2**64:
         return
     raise ValueError(f"[{where}] seed must be an integer from 0 to 2^64 - 1, the same on all ranks, got {seed!r}")
+
+
+def page_folder(page_dir: str | PathLike | None, is_paged: bool, where: str) -> str | None:
+    """Returns ``page_dir`` as an absolute path, because files are made there later, when another directory may be the
+    current one. Raises ValueError for an ``is_paged`` that is no bool, for a folder without paged states and for one
+    that is no directory, TypeError for what is no path."""
+    require(isinstance(is_paged, bool), where, "is_paged as True or False", repr(is_paged))
+    if page_dir is None:
+        return None
+    if not isinstance(page_dir, str | PathLike):
+        raise TypeError(f"[{where}] expected page_dir as the path of a folder, got {type(page_dir).__name__}")
+    if not is_paged:
+        raise ValueError(f"[{where}] page_dir is for paged states, got '{page_dir}': pass is_paged=True, too")
+    if not isdir(page_dir):
+        raise ValueError(f"[{where}] page_dir '{page_dir}' is no directory: make it first")
+    return abspath(page_dir)
+
+
+def paging_of(is_paged: bool, page_dir: str | PathLike | None, where: str) -> StatePaging:
+    """Returns where the states of compressors are kept. Raises what ``page_folder`` raises."""
+    return StatePaging(is_paged, page_folder(page_dir, is_paged, where) or "")
 
 
 def is_whole_number(value: object) -> bool:

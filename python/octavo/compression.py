@@ -10,11 +10,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from octavo._C import Plan, StatePaging
-from octavo.arguments import require_seed
+from octavo._C import Plan
+from octavo.arguments import paging_of, require_seed
 from octavo.ddp import compress_ddp
 from octavo.handle import Handle
-from octavo.optim.checks import page_folder
 from octavo.parameters import Exempt
 from octavo.plan import as_plan
 
@@ -96,9 +95,7 @@ def compress(
     require_seed(seed, "compression.compress")
     if scaler is not None and not hasattr(scaler, "get_scale"):
         raise TypeError(f"[compression.compress] expected a GradScaler as scaler, got {type(scaler).__name__}")
-    if not isinstance(is_paged, bool):
-        raise ValueError(f"[compression.compress] expected is_paged as True or False, got {is_paged!r}")
-    paging = StatePaging(is_paged, page_folder(page_dir, is_paged, "compression.compress") or "")
+    paging = paging_of(is_paged, page_dir, "compression.compress")
     model = getattr(model, "_orig_mod", model)  # the module that torch.compile has wrapped
     if _is_sharded(model):
         from octavo.fsdp import compress_fsdp  # takes a second to import

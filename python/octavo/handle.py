@@ -260,21 +260,21 @@ class Handle(SendsMomenta):
         require_max_norm(max_norm, "handle.clip_grad_norm_")
         optimizer = self._optimizer
         own = getattr(optimizer, "clip_grad_norm_", None)
-        strangers = [] if own is None else self._parameters_without(optimizer)
+        unowned = [] if own is None else self._parameters_without(optimizer)
         if self._joined is not None:  # it has `.grad` of its own kind, and calls scaled_by() itself
             if own is None:
                 raise ValueError(
                     f"[handle.clip_grad_norm_] {type(optimizer).__name__} sends updates of its own, whose norm is not "
                     f"the gradient's: leave the clip out"
                 )
-            if strangers:
+            if unowned:
                 raise ValueError(
                     f"[handle.clip_grad_norm_] {type(optimizer).__name__} clips its own gradients, and lacks "
-                    f"{len(strangers)} parameters that other optimizers step, such as {strangers[0]}: call its "
+                    f"{len(unowned)} parameters that other optimizers step, such as {unowned[0]}: call its "
                     f"clip_grad_norm_, and torch.nn.utils.clip_grad_norm_ for the others"
                 )
             return own(max_norm)
-        is_own = own is not None and not strangers
+        is_own = own is not None and not unowned
         norm = own(max_norm) if is_own else clip_gradients(self._clipped_parameters(), max_norm)
         if norm.isfinite():
             self.scaled_by(float(clip_factor(norm.cpu().double(), max_norm)))

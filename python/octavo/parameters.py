@@ -43,10 +43,10 @@ def _matcher(
 ) -> Callable[[str, nn.Parameter], bool]:
     are_many = isinstance(exempt, Iterable) and not isinstance(exempt, str)
     patterns = list(exempt) if are_many else [exempt]
-    if strangers := [pattern for pattern in patterns if not isinstance(pattern, str)]:
+    if others := [pattern for pattern in patterns if not isinstance(pattern, str)]:
         raise TypeError(
             f"[{where}] expected exempt as patterns of parameters' names or as a function of name and parameter, got "
-            f"{strangers[0]!r}"
+            f"{others[0]!r}"
         )
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in parameters):

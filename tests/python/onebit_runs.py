@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of OneBitAdamW share: a small model joined to its optimizer, and a step of it."""
+"""What the tests of OneBitAdamW share: small models, one joined to its optimizer, and a step of it."""
 
 import torch
 from torch import nn
@@ -7,6 +7,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import octavo
 from octavo.optim import OneBitAdamW
+
+
+def quadratic(seed: int = 0):
+    """Returns a layer, its inputs and what it is to learn from them."""
+    torch.manual_seed(seed)
+    return nn.Linear(40, 30), torch.randn(64, 40), torch.randn(64, 30)
 
 
 def wrap(warmup_steps: int = 2, plan: str = "sign+ef", width: int = 64, **options):

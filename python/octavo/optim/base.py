@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from octavo.arguments import is_number
+from octavo.arguments import is_number, require
 from octavo.optim.checks import require_inert, require_no_capture, require_real
 
 # Decorates steps, which ``torch.compile`` is to call and not to trace: it would compile a step anew for every number of
@@ -146,5 +146,4 @@ class CheckedOptimizer(Optimizer):
         return group["betas"]
 
     def _require(self, condition: bool, expected: str, got: Any) -> None:
-        if not condition:
-            raise ValueError(f"[optim.{type(self).__name__}] expected {expected}, got {got}")
+        require(condition, f"optim.{type(self).__name__}", expected, got)

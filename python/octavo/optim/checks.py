@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of what optimizers are given: options, parameters, gradients and saved states."""
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -52,21 +51,6 @@ def require_no_capture(optimizer: Optimizer) -> None:
             f"the learning rate, the bias corrections and the random bits of this one step: capture the forward and "
             f"backward pass alone, and call step() after each replay"
         )
-
-
-def page_folder(page_dir: str | os.PathLike | None, is_paged: bool, where: str) -> str | None:
-    """Returns ``page_dir`` as an absolute path, because files are made there later, when another directory may be the
-    current one. Raises ValueError, in the name of ``where``, for one without paged states and for one that is no
-    directory, TypeError for what is no path."""
-    if page_dir is None:
-        return None
-    if not isinstance(page_dir, str | os.PathLike):
-        raise TypeError(f"[{where}] expected page_dir as the path of a folder, got {type(page_dir).__name__}")
-    if not is_paged:
-        raise ValueError(f"[{where}] page_dir is for paged states, got '{page_dir}': pass is_paged=True, too")
-    if not os.path.isdir(page_dir):
-        raise ValueError(f"[{where}] page_dir '{page_dir}' is no directory: make it first")
-    return os.path.abspath(page_dir)
 
 
 def require_same_kind(optimizer: Any, saved_groups: Sequence[Mapping[str, Any]], where: str) -> None:

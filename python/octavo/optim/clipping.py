@@ -6,6 +6,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from numbers import Real
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +85,36 @@ class GradientClip:
                 f"measured them: call it again, as the last thing before step(), or zero_grad() to cancel it"
             )
         return self._factor
+
+
+class NormEstimate:
+    """Estimates the norm of averaged gradients where only an estimate of the sum of their squares is known, as after
+    the freeze of a 1-bit optimizer. It learns from steps in which both are known. What it has learnt is in the
+    parameter groups, the same in all of them, and is saved with them."""
+
+    START = MappingProxyType(
+        {
+            # the decayed sum of squared norms of averaged gradients
+            "norm_squares": 0.0,
+            # the same sum of what these squared norms were estimated to be
+            "power_squares": 0.0,
+        }
+    )
+
+    def __init__(self, groups: Sequence[dict[str, Any]]):
+        self._groups = groups
+
+    def learn(self, norm: float, squares: float, decay: float) -> None:
+        """Calibrates by a step of gradients of this norm, whose sum of squares is estimated as ``squares``."""
+        for group in self._groups:
+            group["norm_squares"] = decay * group["norm_squares"] + norm**2
+            group["power_squares"] = decay * group["power_squares"] + squares
+
+    def of(self, squares: float) -> float:
+        """Returns the norm of gradients whose sum of squares is estimated as ``squares``."""
+        first = self._groups[0]
+        calibration = first["norm_squares"] / first["power_squares"] if first["power_squares"] else 1.0
+        return (calibration * squares) ** 0.5
 
 
 def _version_of(gradient: Tensor) -> int:

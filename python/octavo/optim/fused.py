@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
 
-from octavo.arguments import is_whole_number
+from octavo.arguments import is_whole_number, page_folder
 from octavo.optim.base import (
     CheckedOptimizer,
     Saved,
@@ -25,7 +25,7 @@ from octavo.optim.base import (
     outside_of_inference,
     states_of_none,
 )
-from octavo.optim.checks import TORCHS_OWN, page_folder, require_dense, require_group_options
+from octavo.optim.checks import TORCHS_OWN, require_dense, require_group_options
 from octavo.optim.clipping import GradientClip, require_max_norm
 from octavo.optim.nonfinite import NONFINITE, NonfiniteFlags, NothingChanged, finite_on_all_ranks
 from octavo.optim.overrides import groups_by_name, names_of_groups

@@ -65,13 +65,13 @@ class JoinedOptimizer(CheckedOptimizer):
         raise NotImplementedError
 
     def _before_forward(self, *_: object) -> None:
-        """Is called before every forward pass of the model, and tells the handle what a schedule has changed."""
+        """Tells the handle what a schedule has changed. The model calls this before every forward pass."""
 
     def _after_load_of_handle(self) -> None:
-        """Is called when the handle's state has been replaced by a saved one."""
+        """The handle calls this when its state has been replaced by a saved one."""
 
     def _after_drop(self) -> None:
-        """Is called when the handle's last step has been dropped on all ranks."""
+        """The handle calls this when its last step has been dropped on all ranks."""
 
     # ---- the handle
 
@@ -93,10 +93,10 @@ class JoinedOptimizer(CheckedOptimizer):
 
     def _require_known(self, ours: Iterable[Tensor], of_model: Iterable[Tensor]) -> None:
         known = set(of_model)
-        strangers = sum(parameter.requires_grad and parameter not in known for parameter in ours)
-        if strangers:
+        unowned = sum(parameter.requires_grad and parameter not in known for parameter in ours)
+        if unowned:
             raise ValueError(
-                f"[optim.{type(self).__name__}] {strangers} of the optimizer's parameters are not of the model that "
+                f"[optim.{type(self).__name__}] {unowned} of the optimizer's parameters are not of the model that "
                 f"octavo.compress is given, or were frozen then: build the optimizer from that model's parameters, and "
                 f"call requires_grad_(True) before"
             )

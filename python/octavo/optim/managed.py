@@ -12,27 +12,25 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from octavo.arguments import page_folder
 from octavo.optim.base import Saved, outside_of_inference, states_of_none
-from octavo.optim.checks import OF_ELEMENTS, page_folder, require_dense, require_steppable
-from octavo.optim.state_memory import StateMemory
+from octavo.optim.checks import OF_ELEMENTS, require_dense, require_steppable
+from octavo.optim.state_arenas import StateArenas
 
 
 class ManagedStates(Optimizer):
-    """Makes states, in managed memory where the optimizer is paged (``StateMemory``). A copy of the optimizer is paged
+    """Makes states, in managed memory where the optimizer is paged (``StateArenas``). A copy of the optimizer is paged
     as the optimizer is; loading a state does not change that."""
 
     _in_own_dtype: ClassVar[Set[str]] = frozenset()  # the states in the dtype of their parameter; others are float32
     _is_paged = False
-    _memory: StateMemory
+    _memory: StateArenas
 
     def _set_paging(self, is_paged: bool, page_dir: str | PathLike | None) -> None:
-        """To be called before the first state is made. Raises ValueError for an ``is_paged`` that is no
-        bool, and what ``page_folder`` raises."""
+        """To be called before the first state is made. Raises what ``page_folder`` raises."""
         name = type(self).__name__
-        if not isinstance(is_paged, bool):
-            raise ValueError(f"[optim.{name}] expected is_paged as True or False, got {is_paged!r}")
+        self._memory = StateArenas(name, page_folder(page_dir, is_paged, f"optim.{name}"))
         self._is_paged = is_paged
-        self._memory = StateMemory(name, page_folder(page_dir, is_paged, f"optim.{name}"))
 
     def _zeros_like(self, parameter: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Returns zeros on the parameter's device, in its shape and memory order."""
@@ -61,7 +59,7 @@ class ManagedStates(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a copy, or what ``load_state_dict`` was given. Nothing has changed where it finds no memory."""
         if "defaults" in state:  # this is a copy, which has no attributes yet
-            self._is_paged, self._memory = state["_is_paged"], StateMemory(type(self).__name__, state["_page_dir"])
+            self._is_paged, self._memory = state["_is_paged"], StateArenas(type(self).__name__, state["_page_dir"])
         saved = {parameter: Saved.of(one) for parameter, one in state["state"].items() if isinstance(parameter, Tensor)}
         states = {parameter: self._restored(parameter, one) for parameter, one in saved.items()}
         super().__setstate__(state | {"state": defaultdict(dict, states | states_of_none(state["state"]))})

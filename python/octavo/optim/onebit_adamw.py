@@ -17,7 +17,7 @@ from octavo._C import Plan
 from octavo.arguments import is_number
 from octavo.optim.base import eager_step, loss_of, of_itself, outside_of_inference
 from octavo.optim.checks import require_group_options, require_parameter_states
-from octavo.optim.clipping import clip_factor, require_max_norm, total_norm
+from octavo.optim.clipping import NormEstimate, clip_factor, require_max_norm, total_norm
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
 from octavo.plan import as_plan
@@ -102,17 +102,14 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
                 # the phase, the same in all groups
                 "steps": 0,
                 "frozen": False,
-                # the decayed sum of squared norms of averaged gradients, over the clipped steps of the warm-up
-                "norm_squares": 0.0,
-                # the same sum of what the powers estimate these squared norms to be
-                "power_squares": 0.0,
+                **NormEstimate.START,  # over the clipped steps of the warm-up
                 **self._more_defaults,
             },
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        for key in ("steps", "frozen", "norm_squares", "power_squares"):
+        for key in ("steps", "frozen", *NormEstimate.START):
             self.param_groups[-1][key] = self.param_groups[0][key]
 
     def _require_valid(self, group: dict[str, Any]) -> None:
@@ -207,18 +204,13 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         self._require_momenta("clip_grad_norm_")
         powers = self._handle.gradient_powers()
         own = set(self._parameters())
-        total = sum(power * parameter.numel() for parameter, power in powers.items() if parameter in own)
-        first = self.param_groups[0]
+        squares = sum(power * parameter.numel() for parameter, power in powers.items() if parameter in own)
+        estimate = NormEstimate(self.param_groups)
         if self.frozen:
-            calibration = first["norm_squares"] / first["power_squares"] if first["power_squares"] else 1.0
-            norm = torch.tensor((calibration * total) ** 0.5, dtype=torch.float32, device="cpu")
-            return self._clip(norm, max_norm)
+            return self._clip(torch.tensor(estimate.of(squares), dtype=torch.float32, device="cpu"), max_norm)
         norm = total_norm(gradients)
-        if torch.isfinite(norm) and math.isfinite(total):
-            decay = first["betas"][1]
-            for group in self.param_groups:
-                group["norm_squares"] = decay * group["norm_squares"] + norm.item() ** 2
-                group["power_squares"] = decay * group["power_squares"] + total
+        if torch.isfinite(norm) and math.isfinite(squares):
+            estimate.learn(norm.item(), squares, decay=self.param_groups[0]["betas"][1])
         return self._clip(norm, max_norm)
 
     def _clip(self, norm: Tensor, max_norm: float) -> Tensor:

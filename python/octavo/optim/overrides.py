@@ -34,9 +34,9 @@ def groups_by_name(
             f"{{'*.norm.*': {{'weight_decay': 0.0}}}}, got {overrides!r}"
         )
     for pattern, values in overrides.items():
-        if strangers := values.keys() - set(options):
+        if unknown := values.keys() - set(options):
             raise ValueError(
-                f"[optim.{owner}] overrides of '{pattern}' have no option {', '.join(sorted(strangers))}; there are "
+                f"[optim.{owner}] overrides of '{pattern}' have no option {', '.join(sorted(unknown))}; there are "
                 f"{', '.join(sorted(options))}"
             )
     params = list(params)

@@ -12,7 +12,7 @@ from octavo._C import Arena
 from octavo.parameters import dense_strides
 
 
-class StateMemory:
+class StateArenas:
     """Makes zeros for the states of an optimizer, in ordinary memory or in managed memory. With a device managed memory
     is shared memory of SYCL or CUDA, whose pages the driver moves to where they are used. On the CPU it is memory that
     the system may page out or, with a directory, files there. It has an arena for each device."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from octavo.arguments import is_number
 from octavo.optim.shards import as_shard, has_whole_rows, is_sharded, local
+from octavo.optim.state_arenas import StateArenas
 from octavo.optim.state_formats import (
     BLOCK,
     IS_SIGNED,
@@ -24,14 +25,13 @@ from octavo.optim.state_formats import (
     kept_scales,
     names_of,
 )
-from octavo.optim.state_memory import StateMemory
 
 
 class StateMaker:
     """Makes the states of an optimizer's parameters as their groups say, in ordinary memory or in managed memory."""
 
     def __init__(self, owner: str, moments: tuple[str, ...], page_dir: str | None):
-        self.memory = StateMemory(owner, page_dir)
+        self.memory = StateArenas(owner, page_dir)
         self._owner = owner  # the name of the optimizer's class, for errors
         self._moments = moments
 
@@ -137,10 +137,10 @@ class StateMaker:
                 f"with the optimizer that saved it, or leave max_exp_avg_sq out; nothing has changed"
             )
         known = {"step", "extra_bits"} | {name for moment in self._moments for name in names_of(moment)}
-        if strangers := saved.keys() - known:
+        if unknown := saved.keys() - known:
             raise ValueError(
                 f"[optim.{self._owner}] this is the state of another optimizer, or of one with other options: "
-                f"{self._owner} has no {', '.join(sorted(strangers))}; nothing has changed"
+                f"{self._owner} has no {', '.join(sorted(unknown))}; nothing has changed"
             )
 
     def _step_of(self, saved: dict[str, Any]) -> float:

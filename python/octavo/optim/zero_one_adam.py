@@ -4,20 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from os import PathLike
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from octavo._C import Plan, ZeroOneKind, zero_one_kind
+from octavo._C import Plan
 from octavo.arguments import is_whole_number
 from octavo.finite import all_finite
 from octavo.optim.base import eager_step, loss_of, outside_of_inference
 from octavo.optim.checks import require_group_options, require_parameter_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
+from octavo.optim.zero_one_count import LOCAL, SCHEDULE, SYNC, VARIANCE, StepCount, kind_at, set_in_all
 from octavo.optim.zero_one_steps import (
     ParameterStep,
     decay_weights,
@@ -28,9 +29,7 @@ from octavo.optim.zero_one_steps import (
     step_size,
 )
 
-_VARIANCE, _SYNC, _LOCAL = ZeroOneKind.variance, ZeroOneKind.sync, ZeroOneKind.local
-_EXCHANGES = {_VARIANCE: "gradients", _SYNC: "planned", _LOCAL: "nothing"}
-_SCHEDULE = ("var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper")
+_EXCHANGES = {VARIANCE: "gradients", SYNC: "planned", LOCAL: "nothing"}
 
 _SUMS = frozenset({"step", "variance_step", "total", "decay"})
 _SINGLE = frozenset({"exp_avg", "update"})  # kept by the handle, where there is one
@@ -99,24 +98,15 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     parameters in float64 are rounded to it.
     """
 
-    _own_options = frozenset(_SCHEDULE)  # options of parameter groups by which a saved state is recognized
-    _alike = ("betas", *_SCHEDULE)
+    _own_options = frozenset(SCHEDULE)  # options of parameter groups by which a saved state is recognized
+    _alike = ("betas", *SCHEDULE)
     _in_own_dtype = frozenset({"anchor"})
 
-    # the step under way, as it was when its forward pass began
-    _kind = _VARIANCE
+    _count: StepCount
+
+    # of the step under way, as they were when its forward pass began
     _rates: tuple[tuple[float, float], ...] = ()  # learning rate and weight decay, by group
     _beta = 0.0  # the first beta
-
-    # what is left to do of the step that was counted last; the next one may have begun by then
-    _made: ZeroOneKind | None = None  # what step() still has to do
-    _is_averaged = False  # whether a handle's updates are the averages of a round that has not ended
-
-    # A GradScaler may skip step() on one rank. With a handle, steps are therefore not counted by step() but by
-    # _note_last_step, which each later call makes first. The handle's numbers of steps tell whether the last step was
-    # counted already, and whether it was dropped meanwhile.
-    _noted_step = 0  # the last step of the handle that was counted
-    _dropped_step = 0  # the last step of the handle that was dropped
 
     _is_registered = False  # whether the handle keeps updates
     _must_restore = False  # whether parameters are to be made from a loaded state
@@ -138,6 +128,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         page_dir: str | PathLike | None = None,
     ):
         self._set_paging(is_paged, page_dir)
+        self._count = StepCount()
         super().__init__(
             params,
             {
@@ -167,7 +158,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     def _require_valid(self, group: dict[str, Any]) -> None:
         super()._require_valid(group)
-        for name in _SCHEDULE:
+        for name in SCHEDULE:
             is_count = is_whole_number(group[name]) and group[name] >= 1
             self._require(is_count, f"{name} as a whole number of at least 1", repr(group[name]))
 
@@ -180,7 +171,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     def next_kind(self) -> str:
         """The kind of the next step: ``variance``, ``sync`` or ``local``."""
         self._note_last_step()
-        return self._next_kind().name
+        return kind_at(self._position).name
 
     @eager_step
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
@@ -198,19 +189,19 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         )
         self._require_steppable()
         if self._handle is None:
-            if self._made is None:  # otherwise this call does what is left of a step that found no memory
+            if self._count.made is None:  # otherwise this call does what is left of a step that found no memory
                 self._step_alone()
         else:
             self._note_last_step()
-            if self._made == _VARIANCE:
+            if self._count.made == VARIANCE:
                 self._learn_variance()
-            elif self._made == _LOCAL:
+            elif self._count.made == LOCAL:
                 self._move_locally()
-        if self._made == _SYNC:
+        if self._count.made == SYNC:
             if self._handle is None:
                 self._end_round()
             self._move_without_preconditioner()
-        self._made = None  # only now: a step that found no memory can be made again
+        self._count.made = None  # only now: a step that found no memory can be made again
         return loss
 
     @outside_of_inference
@@ -221,9 +212,9 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         self._note_last_step()
         if self._handle is None or not any(state.get("total") for state in self._states().values()):
             return
-        self._is_averaged = self._handle.exchange_updates()
-        self._noted_step = self._handle.step
-        self._set_position(overdue=not self._is_averaged)
+        self._count.is_averaged = self._handle.exchange_updates()
+        self._count.catch_up(self._handle)
+        set_in_all(self.param_groups, overdue=not self._count.is_averaged)
         self._end_averaged_round()
         self._begin_step()
 
@@ -233,23 +224,15 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     def _position(self) -> dict[str, Any]:
         return self.param_groups[0]
 
-    def _set_position(self, **values: Any) -> None:
-        for group in self.param_groups:
-            group.update(values)
-
-    def _next_kind(self) -> ZeroOneKind:
-        kind = zero_one_kind(self._position["steps"], *(self._position[name] for name in _SCHEDULE))
-        return _SYNC if kind == _LOCAL and self._position["overdue"] else kind
-
     def _begin_step(self) -> None:
-        """Is called before each forward pass, and tells the handle what the next backward pass sends."""
+        """Begins a step, before its forward pass: tells the handle what the next backward pass sends."""
         self._note_last_step()
-        self._kind = self._next_kind()
+        self._count.kind = kind_at(self._position)
         self._take_rates()
         if self._handle is None:
             return
-        self._handle.set_exchange(_EXCHANGES[self._kind])
-        if self._kind == _SYNC:
+        self._handle.set_exchange(_EXCHANGES[self._count.kind])
+        if self._count.kind == SYNC:
             self._handle.set_step_sizes({one.parameter: self._next_size(one) for one in self._known()})
 
     def _take_rates(self) -> None:
@@ -265,32 +248,37 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         what is left of it."""
         if self._handle is None:
             return
-        if self._handle.step != self._noted_step:
-            finite, is_dropped = self._handle.end_step(), self._handle.step == self._dropped_step
-            with self._counted_once():
-                self._take_note(finite and not is_dropped, is_dropped)
-            self._noted_step = self._handle.step
+        if self._count.is_behind(self._handle):
+            finite, is_dropped = self._handle.end_step(), self._count.is_dropped(self._handle)
+            with self._counted(finite and not is_dropped):
+                # where the step is local, the other ranks make it though it is not finite here
+                if not is_dropped and (finite or self._count.kind == LOCAL):
+                    self._count_in_states()
+            self._count.catch_up(self._handle)
         self._end_averaged_round()
 
+    def _counted(self, finite: bool) -> AbstractContextManager[None]:
+        """Counts a step; after an error in the context it is not counted (``StepCount.counted``). Variance steps count
+        what they have made by themselves."""
+        states = [] if self._count.kind == VARIANCE else [one.state for one in self._known()]
+        return self._count.counted(self.param_groups, states, finite)
+
     @torch.no_grad()
-    def _take_note(self, finite: bool, is_dropped: bool = False) -> None:
-        """Takes note of a step of the current kind: does what all ranks do alike, whether they have gradients or
-        not. A step that was dropped is one that was not finite, on all ranks."""
-        kind = self._kind
-        self._made = kind if finite else None
-        self._set_position(steps=self._position["steps"] + 1, overdue=kind == _SYNC and not finite)
-        is_made_by_others = kind == _LOCAL and self._handle is not None and not is_dropped
-        if kind == _VARIANCE or not (finite or is_made_by_others):
+    def _count_in_states(self) -> None:
+        """Counts a sync or local step in the states of parameters, on all ranks alike, whether they have gradients or
+        not."""
+        kind = self._count.kind
+        if kind == VARIANCE:
             return
         for one in self._known():
             parameter, state = one.parameter, one.state
-            if "anchor" not in state and (kind == _LOCAL or self._handle is None):
+            if "anchor" not in state and (kind == LOCAL or self._handle is None):
                 state["anchor"] = self._zeros_like(parameter, parameter.dtype).copy_(parameter.detach())
             state["total"] += self._next_size(one)
             if parameter.requires_grad:  # one that was frozen is moved by what its momentum has left, and no more
                 state["decay"] *= 1 - one.lr * one.weight_decay
             state["step"] += 1
-        self._is_averaged = kind == _SYNC and self._handle is not None
+        self._count.is_averaged = kind == SYNC and self._handle is not None
 
     def _parameter_steps(self) -> Iterator[ParameterStep]:
         """Yields all parameters. The state of one that has none is empty, and not kept."""
@@ -319,29 +307,12 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             self._begin_round_alone(one.parameter)
         gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
         finite = bool(all_finite(gradients))
-        with self._counted_once():
-            self._take_note(finite)
-            if self._made == _VARIANCE:
+        with self._counted(finite):
+            if self._count.made == VARIANCE:
                 self._learn_variance()
-            elif self._made is not None:
+            elif self._count.made is not None:
+                self._count_in_states()
                 self._move_locally()
-
-    @contextmanager
-    def _counted_once(self) -> Iterator[None]:
-        """A context after whose error no step is counted: a step that found no memory can be made again. Variance steps
-        count what they have made by themselves."""
-        counts = ("step", "total", "decay")
-        states = [] if self._kind == _VARIANCE else [one.state for one in self._known()]
-        before = [{name: state[name] for name in counts} for state in states]
-        position = {name: self._position[name] for name in ("steps", "overdue")}
-        try:
-            yield
-        except BaseException:
-            for state, of_one in zip(states, before, strict=True):
-                state.update(of_one)
-            self._set_position(**position)
-            self._made = None
-            raise
 
     def _learn_variance(self) -> None:
         learning = [one.parameter for one in self._with_gradients() if one.is_known or one.parameter.grad.any()]
@@ -361,9 +332,9 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     @torch.no_grad()
     def _end_averaged_round(self) -> None:
-        if self._is_averaged:
+        if self._count.is_averaged:
             self._end_round()
-            self._is_averaged = False
+            self._count.is_averaged = False
 
     def _end_round(self) -> None:
         known = list(self._known())
@@ -405,7 +376,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     @property
     def phase(self) -> object:
-        schedule = [self._position[name] for name in _SCHEDULE]
+        schedule = [self._position[name] for name in SCHEDULE]
         return super().phase, self._position["betas"][0], schedule, self._position["steps"]
 
     @property
@@ -416,10 +387,9 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         self._require_magnitudes(plan)
 
     def _enter_phase(self) -> None:
-        self._made, self._is_averaged = None, False
+        self._count.restart(self._handle)
         if self._handle is None:
             return
-        self._noted_step, self._dropped_step = self._handle.step, 0
         self._take_rates()
         self._register()
         self._hand_over_round()
@@ -432,7 +402,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             self._begin_step()
 
     def _after_drop(self) -> None:
-        self._dropped_step = self._handle.step
+        self._count.note_drop(self._handle)
 
     def _after_load_of_handle(self) -> None:
         self._enter_phase()
@@ -476,10 +446,15 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         self._note_last_step()
         return super().__getstate__()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "defaults" in state:  # this is a copy, which has no attributes yet
+            self._count = StepCount()
+        super().__setstate__(state)
+
     def state_dict(self) -> dict[str, Any]:
         self._memory.require_own_process()  # first: what is left of the last step changes states
         self._note_last_step()
-        self._set_position(learnt=any(self._states().values()))
+        set_in_all(self.param_groups, learnt=any(self._states().values()))
         return super().state_dict()
 
     @outside_of_inference

@@ -18,7 +18,7 @@ _AVERAGES = ("ranks", "hits")
 
 
 def require_unwrapped(model: nn.Module, _: object) -> None:
-    """Is called before each forward pass of a model that ``Outer`` trains. Raises TypeError where it runs inside a
+    """The hook before each forward pass of a model that ``Outer`` trains. Raises TypeError where it runs inside a
     ``DistributedDataParallel`` that was put around it later, as HF Trainer and Accelerate do. This check is
     skipped in graphs of torch.compile."""
     if torch.compiler.is_compiling():

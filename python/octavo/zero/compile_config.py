@@ -8,12 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from octavo.arguments import is_finite_number
+from octavo.arguments import is_finite_number, require, require_known
 
 if TYPE_CHECKING:
     from octavo.zero.compiled.passes import Schedule
 
 BACKENDS = ("inductor", "aot_eager")
+
+
+def require_option(condition: bool, expected: str, got: object) -> None:
+    """Raises ValueError, in the name of ``octavo.initialize``, unless the condition is met."""
+    require(condition, "zero.initialize", expected, repr(got))
 
 
 @dataclass(frozen=True)
@@ -37,14 +42,10 @@ class CompileConfig:
     dynamic: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            raise ValueError(
-                f"[zero.initialize] expected compile's backend to be one of {BACKENDS}, got {self.backend!r}"
-            )
-        if self.memory_mib is not None and not (is_finite_number(self.memory_mib) and self.memory_mib > 0):
-            raise ValueError(f"[zero.initialize] expected a memory_mib above 0, got {self.memory_mib!r}")
-        if not isinstance(self.dynamic, bool | None):
-            raise ValueError(f"[zero.initialize] expected dynamic to be True, False or None, got {self.dynamic!r}")
+        require_option(self.backend in BACKENDS, f"compile's backend to be one of {BACKENDS}", self.backend)
+        is_size = self.memory_mib is None or (is_finite_number(self.memory_mib) and self.memory_mib > 0)
+        require_option(is_size, "a memory_mib above 0", self.memory_mib)
+        require_option(isinstance(self.dynamic, bool | None), "dynamic to be True, False or None", self.dynamic)
 
 
 def compile_config(value: bool | str | Mapping[str, Any]) -> CompileConfig | None:
@@ -52,15 +53,7 @@ def compile_config(value: bool | str | Mapping[str, Any]) -> CompileConfig | Non
     fields of a ``CompileConfig``. Raises ValueError for anything else."""
     if isinstance(value, bool):
         return CompileConfig() if value else None
-    if not isinstance(value, str | Mapping):
-        raise ValueError(
-            f"[zero.initialize] expected compile to be True, False, a backend's name or a dict, got {value!r}"
-        )
+    require_option(isinstance(value, str | Mapping), "compile to be True, False, a backend's name or a dict", value)
     options = {"backend": value} if isinstance(value, str) else dict(value)
-    known = [field.name for field in fields(CompileConfig)]
-    if strangers := options.keys() - set(known):
-        raise ValueError(
-            f"[zero.initialize] compile has unknown keys: {', '.join(sorted(map(str, strangers)))}; known are "
-            f"{', '.join(known)}"
-        )
+    require_known(options, [field.name for field in fields(CompileConfig)], "compile", "zero.initialize")
     return CompileConfig(**options)

@@ -8,12 +8,11 @@ from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any
 
-from octavo._C import Plan
-from octavo.arguments import is_finite_number, is_whole_number, require_seed
-from octavo.optim.checks import page_folder
+from octavo._C import Plan, StatePaging
+from octavo.arguments import is_finite_number, is_whole_number, paging_of, require_known, require_seed
 from octavo.parameters import Exempt
 from octavo.plan import as_plan
-from octavo.zero.compile_config import compile_config
+from octavo.zero.compile_config import compile_config, require_option
 
 
 @dataclass(frozen=True)
@@ -62,15 +61,15 @@ class ZeroConfig:
         for name in ("clip_norm", "bucket_mib", "gather_mib", "reuse_mib", "timeout_s"):
             value = getattr(self, name)
             is_left_out = name == "clip_norm" and value is None
-            self._require(is_left_out or is_finite_number(value), f"{name} as a finite number", value)
+            require_option(is_left_out or is_finite_number(value), f"{name} as a finite number", value)
         is_stage = type(self.zero_stage) is int and self.zero_stage in (1, 2, 3)
-        self._require(is_stage, "zero_stage as 1, 2 or 3", self.zero_stage)
+        require_option(is_stage, "zero_stage as 1, 2 or 3", self.zero_stage)
         is_whole = is_whole_number(self.accumulation_steps) and self.accumulation_steps >= 1
-        self._require(is_whole, "accumulation_steps as an integer of at least 1", self.accumulation_steps)
-        self._require(self.clip_norm is None or self.clip_norm > 0, "a clip_norm above 0", self.clip_norm)
-        self._require(self.bucket_mib > 0, "a bucket_mib above 0", self.bucket_mib)
-        self._require(self.gather_mib > 0, "a gather_mib above 0", self.gather_mib)
-        self._require(self.reuse_mib >= 0, "a reuse_mib of at least 0", self.reuse_mib)
+        require_option(is_whole, "accumulation_steps as an integer of at least 1", self.accumulation_steps)
+        require_option(self.clip_norm is None or self.clip_norm > 0, "a clip_norm above 0", self.clip_norm)
+        require_option(self.bucket_mib > 0, "a bucket_mib above 0", self.bucket_mib)
+        require_option(self.gather_mib > 0, "a gather_mib above 0", self.gather_mib)
+        require_option(self.reuse_mib >= 0, "a reuse_mib of at least 0", self.reuse_mib)
         require_seed(self.seed, "zero.initialize")
         try:
             as_plan("dense" if self.gather is None else self.gather)
@@ -79,14 +78,8 @@ class ZeroConfig:
                 f"[zero.initialize] gather must be a plan of one codec of a fixed size: {error}"
             ) from error
         is_choice = isinstance(self.symmetric_memory, bool | None)
-        self._require(is_choice, "symmetric_memory as True, False or None", self.symmetric_memory)
-        self._require(isinstance(self.is_paged, bool), "is_paged as True or False", self.is_paged)
-        page_folder(self.page_dir, self.is_paged, "zero.initialize")
-
-    @staticmethod
-    def _require(condition: bool, expected: str, got: object) -> None:
-        if not condition:
-            raise ValueError(f"[zero.initialize] expected {expected}, got {got!r}")
+        require_option(is_choice, "symmetric_memory as True, False or None", self.symmetric_memory)
+        self.paging()  # raises for options that make no sense
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ZeroConfig:
@@ -94,15 +87,14 @@ class ZeroConfig:
         missing; TypeError for anything else than a mapping."""
         if not isinstance(config, Mapping):
             raise TypeError(f"[zero.initialize] expected the config as a mapping, got {type(config).__name__}")
-        known = {field.name for field in fields(cls)}
-        if strangers := config.keys() - known:
-            raise ValueError(
-                f"[zero.initialize] the config has unknown keys: {', '.join(sorted(map(str, strangers)))}; known are "
-                f"{', '.join(sorted(known))}"
-            )
+        require_known(config, sorted(field.name for field in fields(cls)), "the config", "zero.initialize")
         if "zero_stage" not in config:
             raise ValueError("[zero.initialize] the config needs a zero_stage: 1, 2 or 3")
         return cls(**config)
+
+    def paging(self) -> StatePaging:
+        """Returns ``is_paged`` and ``page_dir`` as the C++ engine takes them."""
+        return paging_of(self.is_paged, self.page_dir, "zero.initialize")
 
     @property
     def has_parts_apart(self) -> bool:

@@ -62,7 +62,7 @@ class Peers:
 
     def concatenation(self, own: Tensor, counts: list[int], where: str) -> Tensor:
         """Returns the elements of all ranks, one rank's after another's, on the device of ``own``, which is flat.
-        ``counts``: how many elements each rank has. They travel through the host's memory."""
+        ``counts``: how many elements each rank has. They are sent through the host's memory."""
         with self._failing(where):
             gathered = self._wire.all_gather(
                 own.detach().cpu().contiguous().view(torch.uint8), [count * own.itemsize for count in counts]

@@ -15,8 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from octavo import _C
-from octavo._C import StatePaging
-from octavo.optim.checks import page_folder
 from octavo.parameters import not_trained
 from octavo.plan import as_plan
 from octavo.rendezvous import Rendezvous, broadcast_from_rank_0, require_same_on_all_ranks
@@ -65,7 +63,7 @@ def connect(
         config.symmetric_memory,
         # a connection for gradients only: one rank may send a gradient after gathers that another rank makes before it
         rendezvous.connect() if config.zero_stage == 3 else None,
-        StatePaging(config.is_paged, page_folder(config.page_dir, config.is_paged, "zero.initialize") or ""),
+        config.paging(),
         config.seed,
     )
 

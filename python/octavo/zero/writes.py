@@ -41,7 +41,7 @@ class Writes:
         before = self._by_others()
         yield
         if changed := self._changed_since(before):
-            self._known = self._by_others()  # which is told now
+            self._known = self._by_others()  # because the error below reports it
             raise RuntimeError(f"[zero.gathered] {changed} changed in engine.gathered(), {_LOST}")
 
     def _changed_since(self, before: Mapping[str, int]) -> str:

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import octavo
 from octavo.optim import DistributedLion, Signum
 
+OPTIMIZERS = ("signum", "lion")
 BETAS = {"signum": (0.9, 0.9), "lion": (0.9, 0.99)}
 
 
