@@ -93,9 +93,8 @@ def remove(path: Path) -> None:
 
 
 def rename_folder(aside: Path, final: Path) -> None:
-    """Gives the folder `aside`, whose files are on the disk, the name `final`; returns once that is on the disk, too.
+    """Gives the folder `aside`, which is on the disk, the name `final`; returns once that is on the disk, too.
     Both are in the same folder, and nothing but an empty folder may be at `final`. Raises OSError."""
-    sync_folder(aside)
     os.replace(aside, final)
     sync_folder(final.parent)
 

@@ -17,7 +17,7 @@ from octavo.bench.linked_hosts import RATES, Hosts, why_no_hosts
 from octavo.bench.ranks import is_rank
 from octavo.cores import threads_of_rank
 
-Row = TypeVar("Row")
+AnyRow = TypeVar("AnyRow")
 DEADLINE_S = 24 * 3600.0
 """For what hangs outside of collectives, which have timeouts of their own. All contenders at 10 Mbit/s take hours."""
 _LATE = f"[bench.jobs] the ranks did not end in {DEADLINE_S / 3600:.0f} hours"
@@ -55,7 +55,7 @@ def run_job(command: Sequence[str], nproc: int, link: str | None) -> str:
         return path.read_text()
 
 
-def rows_of_job(row_of: Callable[..., Row], command: Sequence[str], nproc: int, link: str | None) -> list[Row]:
+def rows_of_job(row_of: Callable[..., AnyRow], command: Sequence[str], nproc: int, link: str | None) -> list[AnyRow]:
     """Runs a command as `run_job` does and returns its rows, each made by `row_of` from its fields; those of a job on
     hosts of their own name their link."""
     of_job = {} if link is None else {"link": link}

@@ -110,8 +110,8 @@ def bench_device(
 
 
 def _rows_of(measured: Mapping[str, Callable[[], list[Row]]], groups: Sequence[str]) -> list[Row]:
-    if strangers := set(groups) - measured.keys():
-        raise ValueError(f"[bench.kernels] expected groups among {', '.join(measured)}, got '{strangers.pop()}'")
+    if unknown := set(groups) - measured.keys():
+        raise ValueError(f"[bench.kernels] expected groups among {', '.join(measured)}, got '{unknown.pop()}'")
     return [row for group, measure in measured.items() if not groups or group in groups for row in measure()]
 
 

@@ -189,19 +189,19 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         )
         self._require_steppable()
         if self._handle is None:
-            if self._count.made is None:  # otherwise this call does what is left of a step that found no memory
+            if self._count.to_make is None:  # otherwise this call does what is left of a step that found no memory
                 self._step_alone()
         else:
             self._note_last_step()
-            if self._count.made == VARIANCE:
+            if self._count.to_make == VARIANCE:
                 self._learn_variance()
-            elif self._count.made == LOCAL:
+            elif self._count.to_make == LOCAL:
                 self._move_locally()
-        if self._count.made == SYNC:
+        if self._count.to_make == SYNC:
             if self._handle is None:
                 self._end_round()
             self._move_without_preconditioner()
-        self._count.made = None  # only now: a step that found no memory can be made again
+        self._count.to_make = None  # only now: a step that found no memory can be made again
         return loss
 
     @outside_of_inference
@@ -252,7 +252,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             finite, is_dropped = self._handle.end_step(), self._count.is_dropped(self._handle)
             with self._counted(finite and not is_dropped):
                 # where the step is local, the other ranks make it though it is not finite here
-                if not is_dropped and (finite or self._count.kind == LOCAL):
+                is_counted = not is_dropped and (finite or self._count.kind == LOCAL)
+                if is_counted and self._count.kind != VARIANCE:
                     self._count_in_states()
             self._count.catch_up(self._handle)
         self._end_averaged_round()
@@ -268,8 +269,6 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         """Counts a sync or local step in the states of parameters, on all ranks alike, whether they have gradients or
         not."""
         kind = self._count.kind
-        if kind == VARIANCE:
-            return
         for one in self._known():
             parameter, state = one.parameter, one.state
             if "anchor" not in state and (kind == LOCAL or self._handle is None):
@@ -308,9 +307,9 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
         finite = bool(all_finite(gradients))
         with self._counted(finite):
-            if self._count.made == VARIANCE:
+            if self._count.to_make == VARIANCE:
                 self._learn_variance()
-            elif self._count.made is not None:
+            elif self._count.to_make is not None:
                 self._count_in_states()
                 self._move_locally()
 

@@ -37,14 +37,14 @@ class StepCount:
 
     def __init__(self) -> None:
         self.kind = VARIANCE  # of the step under way, as it was when its forward pass began
-        self.made: ZeroOneKind | None = None  # what step() still has to do
+        self.to_make: ZeroOneKind | None = None  # what step() still has to do
         self.is_averaged = False  # whether a handle's updates are the averages of a round that has not ended
         self._noted_step = 0  # the last step of the handle that was counted
         self._dropped_step = 0  # the last step of the handle that was dropped
 
     def restart(self, handle: Handle | None) -> None:
         """Forgets what is left to do, after a join or a load; the handle's steps so far are not counted."""
-        self.made, self.is_averaged = None, False
+        self.to_make, self.is_averaged = None, False
         if handle is not None:
             self._noted_step, self._dropped_step = handle.step, 0
 
@@ -71,7 +71,7 @@ class StepCount:
         step is counted, and the sums in ``states`` are as before: a step that found no memory can be made again."""
         before = [{name: state[name] for name in _SUMS} for state in states]
         position = {name: groups[0][name] for name in _POSITION}
-        self.made = self.kind if finite else None
+        self.to_make = self.kind if finite else None
         set_in_all(groups, steps=position["steps"] + 1, overdue=self.kind == SYNC and not finite)
         try:
             yield
@@ -79,7 +79,7 @@ class StepCount:
             for state, of_one in zip(states, before, strict=True):
                 state.update(of_one)
             set_in_all(groups, **position)
-            self.made = None
+            self.to_make = None
             raise
 
 

@@ -23,8 +23,8 @@ def option(
         never       yes
         with zero   only to or from a run without ZeRO
         if given    no; for options that a later version added. A run's record has the option only where it is given, so
-                    that runs of older versions can be resumed; `absent` is the value that its absence means, as it is
-                    shown to users
+                    that runs of older versions can be resumed; `absent` is the value that its absence means, or a text
+                    for it; users are shown it
         may grow    with a larger one
 
     `of_a_host`: whether the hosts of a job may have different values.

@@ -110,6 +110,7 @@ class CheckpointFolder:
     def _publish(self, aside: Path) -> None:
         last = max((int(path.name.removeprefix("saved-")) for path in self._saves()), default=0)
         final = self._directory / f"saved-{last + 1:06d}"
+        durable_files.sync_folder(aside)
         durable_files.rename_folder(aside, final)
         durable_files.point_link(self.newest, final.name)
 

@@ -149,6 +149,9 @@ def test_info_is_a_table_or_json(octavo_cli):
     assert code == 0
     assert facts["octavo"] == octavo.__version__
     assert facts["devices"][0] == "cpu"
+    assert all(reason for reason in facts["absent_devices"].values())
+    for kind in ("cuda", "xpu"):
+        assert (kind in facts["absent_devices"]) != any(device.startswith(kind) for device in facts["devices"])
     assert {"reference", "cpu"} <= {backend["name"] for backend in facts["backends"] if backend["available"]}
     assert all(backend["reason"] for backend in facts["backends"] if not backend["available"])
 

@@ -171,8 +171,8 @@ def test_to_args_names_only_what_differs_from_the_defaults():
 
 
 def test_a_leg_of_a_comparison_lives_in_a_folder_of_its_own():
-    leg = TrainConfig(out="x", compare=("dense", "topk:0.01")).for_plan("topk:0.01")
-    assert (leg.plan, leg.compare, leg.out) == ("topk:0.01", (), "x/topk-0.01")
+    run = TrainConfig(out="x", compare=("dense", "topk:0.01")).for_plan("topk:0.01")
+    assert (run.plan, run.compare, run.out) == ("topk:0.01", (), "x/topk-0.01")
 
 
 def test_compare_wants_different_plans():

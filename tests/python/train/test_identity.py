@@ -96,5 +96,5 @@ def test_the_identity_and_the_key_of_a_run_stay_the_same(options, text, key):
     assert (json.dumps(here), identity.key_of(here)) == (text, key)
 
 
-def test_each_option_says_whether_a_run_may_be_resumed_with_another_value():
+def test_every_kind_of_identity_has_an_option():
     assert {field.metadata["identity"] for field in dataclasses.fields(TrainConfig)} == set(get_args(Identity))

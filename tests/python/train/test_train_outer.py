@@ -231,8 +231,8 @@ def test_the_options_survive_the_command_line():
     assert config.optimizer_name == "adamw"
     compared = TrainConfig(compare=("dense", "outer:40/sign+ef"), outer_lr=1.0, outer_delay=2)
     assert compared.for_plan("dense") == TrainConfig(plan="dense", out="out/dense")
-    leg = compared.for_plan("outer:40/sign+ef")
-    assert (leg.outer, leg.outer_delay, leg.outer_fragments, leg.outer_lr, leg.plan) == (40, 2, 1, 1.0, "sign+ef")
+    run = compared.for_plan("outer:40/sign+ef")
+    assert (run.outer, run.outer_delay, run.outer_fragments, run.outer_lr, run.plan) == (40, 2, 1, 1.0, "sign+ef")
     assert compared.for_plan("outer:40:0/sign+ef").outer_delay == 0
-    leg = compared.for_plan("outer:40:5:4/topk:64/4096:sign+ef")
-    assert (leg.outer, leg.outer_delay, leg.outer_fragments, leg.plan) == (40, 5, 4, "topk:64/4096:sign+ef")
+    run = compared.for_plan("outer:40:5:4/topk:64/4096:sign+ef")
+    assert (run.outer, run.outer_delay, run.outer_fragments, run.plan) == (40, 5, 4, "topk:64/4096:sign+ef")
