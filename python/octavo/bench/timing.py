@@ -52,8 +52,9 @@ def typical(seconds: Seconds, name: str) -> float:
 
 
 def is_wanted(words: Sequence[str], name: str) -> bool:
-    """Whether a contender is among those that were asked for; no words ask for all."""
-    return not words or any(word.lower() in name.lower() for word in words)
+    """Whether a contender is among those that were asked for, as classes or as `octavo train` names optimizers
+    (paged-adamw8bit); no words ask for all."""
+    return not words or any(_plain(word) in _plain(name) for word in words)
 
 
 def check_words(bench: str, words: Sequence[str], names: Sequence[str], *remarks: str) -> None:
@@ -63,3 +64,7 @@ def check_words(bench: str, words: Sequence[str], names: Sequence[str], *remarks
         if not any(is_wanted([word], name) for name in names):
             missing = "".join(f"; {remark}" for remark in remarks)
             raise ValueError(f"[{bench}] none of these names has '{word}' in it: {'; '.join(names)}{missing}")
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "")

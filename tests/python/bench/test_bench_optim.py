@@ -14,7 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import octavo
-from octavo.bench import cli, memory, optim, optim_peers
+from octavo.bench import cli, memory, optim, optim_peers, timing
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -123,6 +123,12 @@ def test_states_of_other_libraries_are_counted_by_what_they_hold():
         made_of_two = Pair(torch.zeros(512, dtype=torch.uint8), torch.zeros(2))
         optimizer.state[parameter] = {"state1": made_of_two, "qmap": shared, "step": 1}
     assert optim.state_bytes(optimizer) == 2 * (512 + 8) + 1024
+
+
+def test_a_contender_may_be_asked_for_by_the_name_that_train_has_for_it():
+    names = ["octavo AdamW8bit", "octavo PagedAdamW8bit", "octavo Lion8bit"]
+    assert [name for name in names if timing.is_wanted(["paged-adamw8bit", "lion8bit"], name)] == names[1:]
+    timing.check_words("bench.optim", ["paged-adamw8bit"], names)
 
 
 @pytest.mark.parametrize(
