@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "octavo/kernels/managed.h"
@@ -45,10 +46,11 @@ struct CodecKernels {
   DecodeKernel* decode;
 };
 
-/// Returns the number of floats of scratch memory that select_top needs.
+/// Returns the number of floats of scratch memory that select_top needs: for the values and, after them, for what
+/// processors keep of a tile, or for the index words that devices build.
 inline std::uint64_t top_k_scratch(std::uint64_t count, const rules::TopK& shape) {
-  const std::uint64_t tile = shape.tile < count ? shape.tile : count;
-  return count + tile / 2 + 256;
+  const std::uint64_t tile = std::min(shape.tile, count);
+  return count + std::max(tile / 2 + 256, rules::index_words(shape, count));
 }
 
 struct KernelTable {

@@ -43,9 +43,10 @@ struct SymmetricInt {
 
  private:
   OCTAVO_RULE static std::int32_t bounded(std::int32_t level, NoDither) { return level; }
-  /// Bounds levels of 8 bits: 127 plus the largest dither can be as much as 127.5, which rounds to 128.
+  /// Bounds levels of 6 to 8 bits: 127 plus the largest dither can be as much as 127.5, which rounds to 128. So can 63
+  /// and 31 where a device rounds the reciprocal to a neighbour of the nearest value.
   OCTAVO_RULE static std::int32_t bounded(std::int32_t level, float) {
-    if constexpr (kBits < 8) return level;
+    if constexpr (kBits < 6) return level;
     level = level < kOffset ? level : kOffset - 1;
     return level > -kOffset ? level : 1 - kOffset;
   }

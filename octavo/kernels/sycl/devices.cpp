@@ -21,13 +21,21 @@ std::string path_of_libsycl() {
   return dladdr(inside, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
 }
 
-/// Sets the variables that SYCL reads at its first query; the user's own settings stay. The CPU device comes with a
-/// package that registers itself nowhere, but its library lies beside libsycl.
+/// Sets a variable of the environment unless the user has set it.
+void set_default(const char* variable, const char* value) { setenv(variable, value, /*overwrite=*/0); }
+
+/// Sets the variables that SYCL reads at its first query.
 void prepare_environment() {
+  // The CPU device comes with a package that registers itself nowhere, but its library lies beside libsycl.
   const std::string libsycl = path_of_libsycl();
   const std::string driver = libsycl.substr(0, libsycl.rfind('/') + 1) + "libintelocl.so";
-  if (access(driver.c_str(), R_OK) == 0) setenv("OCL_ICD_FILENAMES", driver.c_str(), 0);
-  setenv("SYCL_CACHE_PERSISTENT", "1", 0);
+  if (access(driver.c_str(), R_OK) == 0) set_default("OCL_ICD_FILENAMES", driver.c_str());
+  set_default("SYCL_CACHE_PERSISTENT", "1");
+  // Compilers for GPUs otherwise round `/` and square roots to some near value, and rules name the nearest. This is the
+  // only way to their options: those of a build from source do not reach them.
+  set_default("SYCL_PROGRAM_COMPILE_OPTIONS", "-cl-fp32-correctly-rounded-divide-sqrt");
+  // Level Zero otherwise allocates at most 4 GB at a time on some GPUs.
+  set_default("UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS", "1");
 }
 
 /// Takes a file of the process from dl_iterate_phdr, and keeps its path where the file is a run time of SYCL.

@@ -35,23 +35,30 @@ void free_managed(Queue queue, void* memory, std::uint64_t) {
   with_sycl_errors(kWhere, [&] { sycl::free(memory, sycl_queue_of(queue)); });
 }
 
-/// Tells a driver that moves pages by itself where they belong. A driver that does not know such advice may refuse it.
+/// Tells a driver that moves pages by itself where they belong.
 void advise(sycl::queue& queue, void* memory, std::uint64_t bytes, bool to_device) {
   constexpr int kToDevice = UR_USM_ADVICE_FLAG_SET_PREFERRED_LOCATION;
   constexpr int kToHost = UR_USM_ADVICE_FLAG_SET_PREFERRED_LOCATION_HOST;
+  queue.mem_advise(memory, bytes, to_device ? kToDevice : kToHost);
+}
+
+/// Calls what only moves pages earlier. A driver may refuse it: pages still move when they are asked for.
+template <class Call>
+void unless_refused(Call call) {
   try {
-    queue.mem_advise(memory, bytes, to_device ? kToDevice : kToHost);
-  } catch (const sycl::exception&) {  // pages still move when they are asked for
+    call();
+  } catch (const sycl::exception&) {
   }
 }
 
+/// On Level Zero nothing is prefetched to the host (its adapter says so, 2026): there only the advice has an effect.
 void prefetch(Queue queue, void* memory, std::uint64_t bytes, bool to_device) {
   namespace oneapi = sycl::ext::oneapi::experimental;
   if (bytes == 0) return;
   const auto where = to_device ? oneapi::prefetch_type::device : oneapi::prefetch_type::host;
   enqueue_managed(queue, [&](sycl::queue& target) {
-    advise(target, memory, bytes, to_device);
-    oneapi::prefetch(target, memory, bytes, where);
+    unless_refused([&] { advise(target, memory, bytes, to_device); });
+    unless_refused([&] { oneapi::prefetch(target, memory, bytes, where); });
   });
 }
 
