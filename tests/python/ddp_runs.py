@@ -2,6 +2,7 @@
 """What the tests of compressed DDP share: models, their batches and steps, and digests of all bits."""
 
 import hashlib
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -50,27 +51,37 @@ def batch_of(rank: int, step: int) -> torch.Tensor:
     return torch.randint(0, 50, (4, 9), generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def digest(model: nn.Module, grads: bool = False) -> str:
+def digest_of(tensors: Iterable[torch.Tensor]) -> str:
     sha = hashlib.sha256()
-    for parameter in model.parameters():
-        tensor = parameter.grad if grads else parameter
-        if tensor is not None:
-            sha.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    for tensor in tensors:
+        sha.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
 
 
-def make(plan: str, *, unused: bool = False, dtype: torch.dtype = torch.float32, **ddp_options):
-    model = DistributedDataParallel(
+def digest(model: nn.Module, grads: bool = False) -> str:
+    tensors = (parameter.grad if grads else parameter for parameter in model.parameters())
+    return digest_of(tensor for tensor in tensors if tensor is not None)
+
+
+def wrap(*, unused: bool = False, dtype: torch.dtype = torch.float32, **ddp_options) -> DistributedDataParallel:
+    return DistributedDataParallel(
         Odd(unused).to(dtype), bucket_cap_mb=0.02, find_unused_parameters=unused, **ddp_options
     )
+
+
+def make(plan: str, **options):
+    model = wrap(**options)
     return model, octavo.compress(model, plan), torch.optim.SGD(model.parameters(), lr=0.05)
 
 
-def step_once(model, optimizer, rank: int, step: int) -> None:
+def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
     tokens = batch_of(rank, step)
+    return nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
+
+
+def step_once(model, optimizer, rank: int, step: int) -> None:
     optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
-    loss.backward()
+    loss_of(model, rank, step).backward()
     optimizer.step()
 
 

@@ -104,7 +104,7 @@ def require_group_options(optimizer: Optimizer, state_dict: dict[str, Any], opti
     """Raises ValueError for a state whose parameter groups lack one of ``options``."""
     if any(options - group.keys() for group in state_dict["param_groups"]):
         name = type(optimizer).__name__
-        raise ValueError(f"[optim.{name}] this is the state of another optimizer, not of a {name}")
+        raise ValueError(f"[optim.{name}] this is the state of another optimizer, not of {name}")
 
 
 def require_parameter_states(

@@ -40,7 +40,8 @@ def test_bits_of_values_are_sent_over_hits_too(ranks_of, world):
     for rank, (_, state) in enumerate(results):
         for role in ("worker", "own", "owner"):
             kept, exact = state[f"{role}/weight"].float(), reference.owed_by(rank, role)
-            torch.testing.assert_close(kept, exact, rtol=2**-7, atol=0), (rank, role)
+            place = f"{role} of rank {rank}: "
+            torch.testing.assert_close(kept, exact, rtol=2**-7, atol=0, msg=lambda said, place=place: place + said)
 
 
 def averages_of_disjoint(rank: int, world: int) -> None:

@@ -10,14 +10,16 @@ from typing import NoReturn
 import pytest
 import torch
 import torch.distributed as dist
+from patience import PATIENCE
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from turns import tell, wait_until
 
 import octavo
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.ranks]
+pytestmark = pytest.mark.timeout(120)
 
-TIMEOUT_S = 4.0
+TIMEOUT_S = PATIENCE
 
 
 class Away(Exception):
@@ -25,7 +27,8 @@ class Away(Exception):
 
 
 def longest_stall_s(work: Callable[[], None]) -> tuple[float, float]:
-    """Returns for how long another thread stood still while `work` ran, and how long that took."""
+    """Returns for how long another thread stood still while `work` ran, and how long that took. Tells the other rank
+    that it may go on."""
     stall_s, over = 0.0, threading.Event()
 
     def tick() -> None:
@@ -40,6 +43,7 @@ def longest_stall_s(work: Callable[[], None]) -> tuple[float, float]:
     begun = time.monotonic()
     work()
     took_s = time.monotonic() - begun
+    tell("rank 0 has waited")
     over.wait(0.05)  # so that the thread sees a stall that ended with the work
     over.set()
     thread.join()
@@ -52,7 +56,7 @@ def build_outer(rank: int) -> tuple[float, float] | None:
 
     class Absent(octavo._C.Outer):
         def __init__(self, *_, **__) -> None:
-            time.sleep(1.5 * TIMEOUT_S)  # connected, and silent
+            wait_until("rank 0 has waited")  # connected, and silent
             raise Away
 
     def build() -> None:
@@ -77,7 +81,7 @@ def free_a_model_in_its_backward_pass(rank: int) -> tuple[float, float] | None:
         held[0](x).sum().backward()
     dist.barrier()
     if rank == 1:
-        time.sleep(1.5 * TIMEOUT_S)
+        wait_until("rank 0 has waited")
         return None
 
     def fail(_: torch.Tensor) -> NoReturn:
@@ -97,4 +101,4 @@ def free_a_model_in_its_backward_pass(rank: int) -> tuple[float, float] | None:
 def test_other_threads_run_while_a_rank_waits(two_ranks, call):
     stall_s, took_s = two_ranks.run(call)[0]
     assert took_s > TIMEOUT_S / 2  # it did wait
-    assert stall_s < took_s / 2
+    assert stall_s < 0.8 * took_s

@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_runs import Odd, Switch, digest
+from ddp_runs import Odd, Switch, digest, digest_of
 from lion_runs import BETAS, OPTIMIZERS, Given, gradients_of, learning_curve, move, update_of, wrap
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -137,10 +137,6 @@ def vote(rank: int, world_size: int, name: str) -> None:
         assert torch.equal(state["momentum/bias"], momenta[rank][1])
     assert not optimizer.state_dict()["state"]
     assert len({digest_of(each) for each in momenta}) == world_size, "momenta are the ranks' own"
-
-
-def digest_of(tensors: list[Tensor]) -> float:
-    return sum(tensor.double().sum().item() for tensor in tensors)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -99,7 +99,7 @@ def test_what_is_not_finite_is_no_step_of_any_rank(two_ranks, name, nonfinite):
         ),
         (
             lambda p: Signum(p).load_state_dict(Lion(p).state_dict()),
-            "[optim.Signum] this is the state of another optimizer, not of a Signum",
+            "[optim.Signum] this is the state of another optimizer, not of Signum",
         ),
     ],
 )

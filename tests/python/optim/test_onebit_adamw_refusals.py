@@ -89,19 +89,19 @@ def test_the_state_of_lamb_is_not_that_of_adamw():
 
 
 REFUSED = [
-    {"params": [nn.Parameter(torch.zeros(2, dtype=torch.complex64))]},
-    {"betas": (0.5, 2.0)},
-    {"betas": (0.5, 0.5, 0.5)},
-    {"lr": -1.0},
-    {"weight_decay": -1.0},
+    ({"params": [nn.Parameter(torch.zeros(2, dtype=torch.complex64))]}, "complex parameters are not supported"),
+    ({"betas": (0.5, 2.0)}, r"expected two betas from 0 to below 1, got \(0.5, 2.0\)"),
+    ({"betas": (0.5, 0.5, 0.5)}, r"expected two betas from 0 to below 1, got \(0.5, 0.5, 0.5\)"),
+    ({"lr": -1.0}, "expected a finite lr of at least 0, got -1.0"),
+    ({"weight_decay": -1.0}, "expected a finite weight_decay of at least 0, got -1.0"),
 ]
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("group", REFUSED)
-def test_a_group_that_is_refused_is_not_there(name, group):
+@pytest.mark.parametrize(("group", "words"), REFUSED)
+def test_a_group_that_is_refused_is_not_there(name, group, words):
     optimizer = MAKERS[name](zeros(8))
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises((TypeError, ValueError), match=rf"^\[optim\.{name}\] {words}"):
         optimizer.add_param_group({"params": zeros(3), **group})
     assert len(optimizer.param_groups) == 1
     step_alone(optimizer, 3)

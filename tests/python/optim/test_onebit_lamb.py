@@ -171,7 +171,7 @@ def test_arguments_and_states_that_make_no_sense_are_refused():
     ):
         with pytest.raises(ValueError, match=r"^\[optim\.OneBitLamb\] expected"):
             make(parameters, **{"warmup_steps": 1, **options})
-    with pytest.raises(ValueError, match="this is the state of another optimizer, not of a OneBitLamb"):
+    with pytest.raises(ValueError, match="this is the state of another optimizer, not of OneBitLamb"):
         make(parameters, warmup_steps=1).load_state_dict(OneBitAdamW(parameters, warmup_steps=1).state_dict())
 
 

@@ -232,7 +232,7 @@ def test_groups_states_and_tensors_that_make_no_sense_are_refused():
     groups = [{"params": [p], "local_step_clipper": n} for p, n in zip(parameters, (4, 8), strict=True)]
     with pytest.raises(ValueError, match=r"the same local_step_clipper in all parameter groups, got 4 and 8"):
         build(groups)
-    with pytest.raises(ValueError, match=r"this is the state of another optimizer, not of a ZeroOneAdam"):
+    with pytest.raises(ValueError, match=r"this is the state of another optimizer, not of ZeroOneAdam"):
         build(parameters).load_state_dict(OneBitAdamW(parameters, warmup_steps=1).state_dict())
     without_states = build(parameters).state_dict()
     without_states["param_groups"][0].update(steps=100, learnt=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import torch
+from ddp_runs import digest_of
 from torch import nn
 
 import octavo
@@ -35,6 +36,11 @@ def give_gradients(model: nn.Module, rank: int, step: int) -> None:
 
 def values_of(model: nn.Module) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def digest_of_shared(outer: octavo.Outer) -> str:
+    """Returns a digest of all bits of the anchors and the momentum."""
+    return digest_of(values for _, values in sorted(outer.state_dict()["shared"].items()))
 
 
 def train(rank: int, steps: int, model: nn.Module | None = None, **options) -> tuple[nn.Module, octavo.Outer]:

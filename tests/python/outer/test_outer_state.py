@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from outer_runs import Net, give_gradients, train, values_of
+from outer_runs import Net, digest_of_shared, give_gradients, train, values_of
 from torch import nn
 from train_runs import solo_world
 
@@ -60,7 +60,7 @@ def test_each_rank_gets_back_its_buffers(two_ranks):
         assert model.count[0].item() == 5.0
 
 
-def replaced(rank: int, folder: str) -> list[float]:
+def replaced(rank: int, folder: str) -> str:
     """Loses the state of rank 1; both ranks load the state that is left."""
     model = Net()
     outer = octavo.Outer(model, torch.optim.AdamW(model.parameters(), lr=0.01), plan="int4+ef", every=4, timeout_s=30)
@@ -68,7 +68,7 @@ def replaced(rank: int, folder: str) -> list[float]:
     for step in range(9, 13):
         give_gradients(model, rank, step)
         outer.step()
-    return [float(values.double().sum()) for _, values in sorted(outer.state_dict()["shared"].items())]
+    return digest_of_shared(outer)
 
 
 def test_a_lost_rank_is_replaced_in_a_world_of_the_same_size(two_ranks, tmp_path):
@@ -244,7 +244,7 @@ def test_a_state_of_another_inner_optimizer_changes_nothing():
         of_sgd = torch.optim.SGD(Net(2.0).parameters(), momentum=0.9)
         strange = copy.deepcopy(before) | {"step": 3, "inner": of_sgd.state_dict()}
         strange["inner"]["state"] = {0: {"momentum_buffer": torch.ones(96, 48)}}
-        with pytest.raises((ValueError, KeyError)):
+        with pytest.raises(ValueError, match="this is the state of another optimizer, not of AdamW"):
             outer.load_state_dict(strange)
         after = outer.state_dict()
         assert after["step"] == before["step"] == 1
@@ -447,7 +447,7 @@ def test_a_state_that_fails_in_another_way_changes_nothing_either(tmp_path):
         key = next(f"fragment {f}" for f in (1,)) + "/residual/last.weight"
         good = {**state["own"], "fragment 0/residual/first.weight": torch.ones(48 * 96, dtype=torch.bfloat16)}
         bad = {**good, key: torch.zeros(96 * 50, dtype=torch.bfloat16).to_sparse()}
-        with pytest.raises((RuntimeError, ValueError)):
+        with pytest.raises(NotImplementedError, match="Could not run 'aten::"):  # torch's own
             outer.load_state_dict({**state, "own": bad})
         assert outer.state_dict()["own"].keys() == state["own"].keys()
 

@@ -26,9 +26,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 #: The variables by which Lightning recognizes torchrun. torchrun itself would import torch, and each rank once more.
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0"}
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.ranks]
+pytestmark = pytest.mark.timeout(240)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("framework", "options"),
     [("trainer", []), ("trainer", ["--one-bit"]), ("accelerate", []), ("lightning", []), ("codec", []), ("fsdp", [])],

@@ -24,7 +24,7 @@ PYTHON_TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 #: Where tools/setup has compiled the libraries: the wheel packs them and compiles nothing again.
 BUILD_DIR = ROOT / "build" / f"{PYTHON_TAG}-{PYTHON_TAG}-{re.sub('[-.]', '_', sysconfig.get_platform())}"
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.ranks]
+pytestmark = pytest.mark.timeout(600)
 
 STEP = """
 import importlib.util, pathlib, sys
@@ -81,7 +81,7 @@ def run(*command: str | Path, ok: bool = True) -> str:
 @pytest.fixture(scope="module")
 def clean_python(tmp_path_factory) -> Iterator[Path]:
     """Returns the Python of a new environment with links to torch, and Octavo from its wheel. No package index is
-    used."""
+    used. All tests that use it are marked as the one that starts ranks: a parallel run then builds it in one worker."""
     folder = tmp_path_factory.mktemp("clean")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = [f"--config-settings=build-dir={BUILD_DIR}", "--config-settings=cmake.define.OCTAVO_TESTS=OFF"]
@@ -96,6 +96,7 @@ def clean_python(tmp_path_factory) -> Iterator[Path]:
     yield python
 
 
+@pytest.mark.ranks
 def test_packbits_a_compressed_step_and_zero_need_torch_alone(clean_python, tmp_path):
     script = tmp_path / "step.py"
     script.write_text(STEP)
@@ -104,6 +105,7 @@ def test_packbits_a_compressed_step_and_zero_need_torch_alone(clean_python, tmp_
     assert first.read_text() == second.read_text()
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("command", ["octavo", "python -m octavo"])
 def test_the_command_says_what_to_install(clean_python, command):
     words = command.split()
@@ -116,6 +118,7 @@ def test_the_command_says_what_to_install(clean_python, command):
     )
 
 
+@pytest.mark.ranks
 def test_a_wheel_of_another_torch_says_so_before_it_loads_its_libraries(clean_python):
     pretend = (
         "import sys, torch; torch.__version__ = '2.11.0+cu126'\ntry: import octavo\nexcept ImportError as e: print(e)"

@@ -245,3 +245,27 @@ torch.manual_seed(int(sys.argv[1]))
 print(torch.sycl.initial_seed(), torch.equal(late, torch.rand(8, device="sycl")))
 """
     assert [run(code, seed) for seed in ("3", "4")] == ["3 True", "4 True"]
+
+
+def test_compilers_of_devices_are_asked_for_exact_divisions_and_roots() -> None:
+    """Those of GPUs round them to a near value by default, and ranks would then differ from those on other devices."""
+    code = """
+import ctypes, torch, octavo.sycl
+torch.ones(8, device="sycl")
+read = ctypes.CDLL(None).getenv
+read.restype = ctypes.c_char_p
+print(read(b"SYCL_PROGRAM_COMPILE_OPTIONS").decode())
+"""
+    assert run(code) == "-cl-fp32-correctly-rounded-divide-sqrt"
+
+
+def test_options_of_the_environment_reach_the_compiler_of_the_device(tmp_path: Path) -> None:
+    code = """
+import torch, octavo, octavo.sycl
+try:
+    octavo.packbits(torch.ones(8, device="sycl"))
+except RuntimeError as error:
+    print("does not compile" in str(error))
+"""
+    options = dict(SYCL_PROGRAM_COMPILE_OPTIONS="-no-such-option", SYCL_CACHE_DIR=str(tmp_path))
+    assert run(code, **options) == "True"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher, with small scripts as ranks: which rank is blamed, how long it takes, and that no process is left."""
+"""The launcher, with small scripts as ranks: which rank is blamed, how long it takes, and that no process is left.
+
+Most scripts form no process group: only a test whose ranks do so has `pytest.mark.ranks`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from typing import NoReturn
 
 import pytest
 import torch
+from patience import PATIENCE
 from train_runs import clean_environment, nano_config, read_curve, train_command
 
 from octavo.cores import usable_cores
@@ -42,13 +46,11 @@ def play(monkeypatch, capfd):
     return run
 
 
-@pytest.mark.ranks
 def test_a_job_whose_ranks_all_end_well_ends_well(play):
     status, said, _ = play("print('hello from', rank)")
     assert (status, said) == (0, "hello from 0\n")
 
 
-@pytest.mark.ranks
 def test_ranks_take_no_modules_from_the_users_folder(play, tmp_path, monkeypatch):
     (tmp_path / "tokenizers.py").write_text("raise SystemExit('mine')")
     monkeypatch.chdir(tmp_path)
@@ -128,21 +130,18 @@ def test_a_rank_that_is_done_ends_without_tearing_the_interpreter_down(play):
     assert (status, said) == (0, "trained\nat exit\n")
 
 
-@pytest.mark.ranks
 def test_a_killed_rank_ends_the_job_at_once_with_its_name_and_signal(play):
     status, said, seconds = play("time.sleep(60) if rank != 1 else os.kill(os.getpid(), signal.SIGKILL)", nproc=3)
     assert (status, said) == (EXIT_JOB, "error: rank 1 was killed by SIGKILL\n")
     assert seconds < 10
 
 
-@pytest.mark.ranks
 def test_the_last_words_of_a_crashed_rank_are_passed_on(play):
     script = "time.sleep(60) if rank != 1 else (print('terminate called', file=sys.stderr), os.abort())"
     _, said, _ = play(script)
     assert said == "rank 1: terminate called\nerror: rank 1 was killed by SIGABRT\n"
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_the_traceback_of_any_rank_is_shown_above_the_sentence(play, culprit):
     script = f"""
@@ -164,7 +163,6 @@ def test_the_traceback_of_any_rank_is_shown_above_the_sentence(play, culprit):
     assert above[-1] == f"{mark}IndexError: pop from empty list"
 
 
-@pytest.mark.ranks
 def test_stderr_of_rank_0_is_passed_on_while_it_runs(play):
     script = """
         print(f"warning: rank {rank}", file=sys.stderr)
@@ -173,7 +171,6 @@ def test_stderr_of_rank_0_is_passed_on_while_it_runs(play):
     assert play(script)[:2] == (0, "warning: rank 0\n")
 
 
-@pytest.mark.ranks
 def test_no_python_runs_between_fork_and_exec(play, monkeypatch):
     """In the child, a lock that another thread of the launcher holds would stay locked."""
     used, real = [], subprocess.Popen.__init__
@@ -187,7 +184,6 @@ def test_no_python_runs_between_fork_and_exec(play, monkeypatch):
     assert used == [None, None]
 
 
-@pytest.mark.ranks
 def test_the_cause_is_blamed_not_the_ranks_that_lost_it(play, tmp_path):
     script = f"""
         open(r'{tmp_path}/%d' % rank, 'w').close()
@@ -205,7 +201,6 @@ def test_the_cause_is_blamed_not_the_ranks_that_lost_it(play, tmp_path):
     assert said == f"error: rank 2 ended with exit code {EXIT_RANK}: [room.function] expected a, got b\n"
 
 
-@pytest.mark.ranks
 def test_a_failure_of_the_whole_job_is_said_once_without_a_rank(play):
     script = f"""
         if rank == 0:
@@ -215,7 +210,6 @@ def test_a_failure_of_the_whole_job_is_said_once_without_a_rank(play):
     assert play(script)[:2] == (EXIT_JOB, "error: [train.dataset] expected x, got y\n")
 
 
-@pytest.mark.ranks
 def test_a_rank_that_ignores_sigterm_is_killed(play):
     script = """
         if rank == 1:
@@ -228,13 +222,11 @@ def test_a_rank_that_ignores_sigterm_is_killed(play):
     assert seconds < 10
 
 
-@pytest.mark.ranks
 def test_a_stopped_rank_is_killed_with_the_others(play):
     script = "os.kill(os.getpid(), signal.SIGSTOP) if rank == 0 else (time.sleep(0.5), sys.exit(9))"
     assert play(script)[2] < 10
 
 
-@pytest.mark.ranks
 def test_ranks_share_the_cores_and_meet_on_this_machine(play):
     script = "print(*(os.environ[n] for n in ('OMP_NUM_THREADS', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR')))"
     _, said, _ = play(script)
@@ -250,7 +242,6 @@ def test_a_port_in_use_is_one_sentence_and_starts_nothing(play):
             play("print('started')", port=port)
 
 
-@pytest.mark.ranks
 def test_the_connections_of_a_killed_launcher_do_not_keep_its_port(play):
     """A killed launcher closes its connections first, and the system keeps them for a minute."""
     with socket.socket() as free:
@@ -303,7 +294,6 @@ def test_too_many_ranks_are_refused_before_anything_starts(play):
         play("print('started')", nproc=1000)
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("number", "status", "words"),
     [
@@ -390,7 +380,6 @@ def test_a_fresh_run_that_fails_is_continued_without_fresh(play, failure, compar
     assert "the same command without --fresh continues from the last checkpoint, if there is one\n" in said
 
 
-@pytest.mark.ranks
 def test_what_the_caller_ignores_stays_ignored(tmp_path):
     """nohup, for example, ignores SIGHUP: the run outlives its terminal."""
     rank = textwrap.dedent(f"""
@@ -408,7 +397,6 @@ def test_what_the_caller_ignores_stays_ignored(tmp_path):
     assert process.returncode == 0
 
 
-@pytest.mark.ranks
 def test_a_second_ctrl_c_does_not_keep_the_ranks_from_being_ended(tmp_path):
     """The first rank ignores SIGTERM, so that the launcher is waiting when the second signal comes."""
     rank = textwrap.dedent(f"""
@@ -457,7 +445,7 @@ def start_launcher(
 
 def wait_for(condition, timeout_s: float = 30.0):
     """Returns the value of `condition` once it is true."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + PATIENCE * timeout_s
     while time.monotonic() < deadline:
         try:
             if value := condition():

@@ -172,16 +172,16 @@ def test_layers_may_be_frozen_before_and_after(two_ranks, make, frozen, later):
     assert got == [pytest.approx(of_rank, rel=1e-6) for of_rank in expected]
 
 
-def dropped_with_a_shared_layer(rank: int, stage: int) -> tuple[bool, bool]:
-    """Returns whether residuals were there before a dropped pass, and whether after it they are as before or gone."""
+def dropped_with_a_shared_layer(rank: int, stage: int) -> tuple[set[str], set[str]]:
+    """Returns the names of the residuals that are not zero before a pass that is dropped, and after it."""
     torch._dynamo.reset()
     model = Broken(64)
     config = {"zero_stage": stage, "compile": "aot_eager", "plan": "int4+ef"}
     engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
 
-    def residuals() -> dict[str, Tensor]:
+    def residuals() -> set[str]:
         state = engine.handle.state_dict()
-        return {key: v.clone() for key, v in state.items() if isinstance(v, Tensor) and v.is_floating_point()}
+        return {key for key, v in state.items() if isinstance(v, Tensor) and v.is_floating_point() and v.any()}
 
     for step in range(4):
         torch.manual_seed(10 * step + rank)
@@ -190,15 +190,13 @@ def dropped_with_a_shared_layer(rank: int, stage: int) -> tuple[bool, bool]:
             engine.step()
             before = residuals()
     engine.drop_gradients()
-    after = residuals()
-    return any(v.any() for v in before.values()), all(
-        torch.equal(v, before[key]) or not v.any() for key, v in after.items()
-    )
+    return before, residuals()
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_dropped_gradients_of_a_layer_in_two_graphs_leave_no_residuals(two_ranks, stage):
-    assert two_ranks.run(dropped_with_a_shared_layer, stage) == [(True, True), (True, True)]
+    owed = {"worker/shared.weight", "worker/skipped.weight"}
+    assert two_ranks.run(dropped_with_a_shared_layer, stage) == [(owed, set())] * 2
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 import weakref
@@ -166,10 +167,12 @@ def test_a_pass_that_fails_on_one_rank_fails_on_all(two_ranks):
         assert re.fullmatch(words, said)
 
 
-def failing_at_first(rank: int) -> tuple[str, float]:
-    """Returns the error, and the loss of another schedule after it."""
+def failing_at_first(rank: int) -> tuple[str, float, float]:
+    """Returns the error, the loss of another schedule after it, and that of a plain copy."""
     torch._dynamo.reset()
+    torch.manual_seed(0)
     model = nn.Linear(8, 8)
+    plain = model(torch.ones(4, 8)).sum().item()
     engine = octavo.initialize(
         model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": 3, "compile": "aot_eager"}
     )
@@ -182,13 +185,13 @@ def failing_at_first(rank: int) -> tuple[str, float]:
     said = error_of(lambda: engine(torch.ones(4, 8)))
     engine.set_compile_schedule([(0, ["gather", "reduce"])])  # no graph was made by the schedule before
     torch._dynamo.reset()
-    return said, engine(torch.ones(4, 8)).sum().item()
+    return said, engine(torch.ones(4, 8)).sum().item(), plain
 
 
 def test_a_pass_that_fails_at_first_is_named_and_its_schedule_may_be_replaced(two_ranks):
-    for said, loss in two_ranks.run(failing_at_first):
+    for said, loss, plain in two_ranks.run(failing_at_first):
         assert "[zero.passes] the pass fail has failed on graph" in said and "IndexError: my pass is wrong" in said
-        assert loss == loss
+        assert loss == pytest.approx(plain, rel=1e-5)
 
 
 def on_other_schedules(rank: int) -> str:
@@ -291,10 +294,12 @@ def test_contracts_name_what_excludes_each_other():
         require_sound([(0, ["gather"])], passes, Setting(2, "inductor"))
 
 
-def refused_schedule(rank: int) -> tuple[str, int, float]:
-    """Returns the error, and figures of a training after it."""
+def refused_schedule(rank: int) -> tuple[str, int, float, float]:
+    """Returns the error, the parameter's elements after it, and the loss after a step, here and of a plain copy."""
     torch._dynamo.reset()
+    torch.manual_seed(0)
     model = nn.Linear(8, 8)
+    plain = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = {"zero_stage": 3, "compile": {"backend": "aot_eager", "schedule": [(0, ["reduce"])]}}
     with pytest.raises(ValueError) as caught:
@@ -305,14 +310,17 @@ def refused_schedule(rank: int) -> tuple[str, int, float]:
     engine.step()
     with pytest.raises(ValueError, match="graphs are already compiled"):
         engine.set_compile_schedule([(0, ["gather", "reduce"])])
-    return str(caught.value), elements, engine(torch.ones(1, 8)).sum().item()
+    plain(torch.ones(1, 8)).sum().backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    loss, expected = (one(torch.ones(1, 8)).sum().item() for one in (engine, plain))
+    return str(caught.value), elements, loss, expected
 
 
 def test_nothing_has_changed_where_a_schedule_is_refused(two_ranks):
-    for said, elements, loss in two_ranks.run(refused_schedule):
+    for said, elements, loss, expected in two_ranks.run(refused_schedule):
         assert "stage 3 needs the pass gather" in said
         assert elements == 64
-        assert loss == loss
+        assert loss == pytest.approx(expected, rel=1e-5)
 
 
 def test_what_a_structure_costs_is_the_most_of_its_graphs():
