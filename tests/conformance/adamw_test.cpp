@@ -12,18 +12,20 @@ namespace {
 
 const rules::AdamWStep kStep{0.999F, 1e-3F, 0.1F, 0.999F, 0.001F, 2.0F, 1e-8F};
 
-TEST(AdamW, EqualsReference) {
-  expect_same_steps(step_forms(), [](const KernelTable& table, const StepOperands& operands, std::uint64_t count) {
-    table.adamw({}, kStep, count, operands);
-  });
+void expect_adamw_equals_reference(const rules::AdamWStep& step) {
+  const auto adamw = [&](const KernelTable& table, const StepOperands& operands, std::uint64_t count) {
+    table.adamw({}, step, count, operands);
+  };
+  expect_same_steps(step_forms(), adamw);
+  expect_same_steps_in_all_forms(adamw);
 }
+
+TEST(AdamW, EqualsReference) { expect_adamw_equals_reference(kStep); }
 
 TEST(AdamW, WithCoupledDecayEqualsReference) {
   rules::AdamWStep step = kStep;
   step.coupled_decay = 0.01F;
-  expect_same_steps(step_forms(), [&](const KernelTable& table, const StepOperands& operands, std::uint64_t count) {
-    table.adamw({}, step, count, operands);
-  });
+  expect_adamw_equals_reference(step);
 }
 
 /// Appends the middles between the values of a map, and the floats around them, for blocks whose extreme is 1.
@@ -118,20 +120,26 @@ TEST(AdamW, AFewNonfiniteGradientsEqualReference) {
   }
 }
 
+void expect_frozen_adamw_equals_reference(std::uint64_t count, std::uint64_t offset) {
+  SCOPED_TRACE(testing::Message() << "count " << count << " offset " << offset);
+  Guarded<float> expected(count, 0), got(count, offset), update(count, offset);
+  const auto run = [&](const KernelTable& table, Guarded<float>& parameter) {
+    std::copy_n(finite_values(count, 3).data(), count, parameter.data());
+    std::copy_n(finite_values(count, 4).data(), count, update.data());
+    put_specials({&parameter, &update});
+    table.frozen_adamw({}, 0.999F, 1e-3F, count, update.data(), parameter.data());
+  };
+  run(reference(), expected);
+  run(tested(), got);
+  got.expect_same_bits(expected);
+  got.expect_untouched_around();
+}
+
 TEST(AdamW, FrozenEqualsReference) {
   for (const std::uint64_t count : kCounts) {
-    for (const std::uint64_t offset : kOffsets) {
-      SCOPED_TRACE(count);
-      const auto values = finite_values(2 * count + offset, 5);
-      Guarded<float> expected(count, 0), got(count, offset);
-      for (Guarded<float>* one : {&expected, &got}) std::copy_n(values.data(), count, one->data());
-      const float* update = values.data() + count + offset;
-      reference().frozen_adamw({}, 0.999F, 1e-3F, count, update, expected.data());
-      tested().frozen_adamw({}, 0.999F, 1e-3F, count, update, got.data());
-      got.expect_same_bits(expected);
-      got.expect_untouched_around();
-    }
+    for (const std::uint64_t offset : kOffsets) expect_frozen_adamw_equals_reference(count, offset);
   }
+  expect_frozen_adamw_equals_reference(kLargeCount, 0);
 }
 
 }  // namespace

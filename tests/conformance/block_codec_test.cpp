@@ -83,10 +83,6 @@ void expect_large_codec_conforms(const CodecUnderTest& codec, std::uint64_t bloc
   }
 }
 
-/// Whether kernels are compiled: a device compiles one for each kind of input of each codec, which takes a second or
-/// two.
-bool compiles_kernels() { return tested().runtime != nullptr; }
-
 /// Whether a codec's loops are tested with every kind of input. The other codecs share these loops.
 bool is_tested_wholly(const CodecUnderTest& codec) {
   return codec.codec == BlockCodec::int4 || (codec.codec == BlockCodec::sign && !compiles_kernels());

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <new>
@@ -28,6 +29,9 @@ inline const KernelTable& tested() { return host_backend(); }
 /// Whether arithmetic makes a NaN of its own of every NaN, as a GPU's does: results are then NaN where the reference's
 /// are, with other bits. What is sent of a NaN by a codec with scales has the reference's bits everywhere.
 inline bool has_one_nan() { return std::string_view(tested().name) == "cuda"; }
+
+/// Whether kernels are compiled: a device compiles one for each kind of input, which takes a second or two.
+inline bool compiles_kernels() { return tested().runtime != nullptr; }
 
 /// Sizes around every group, lane and chunk boundary.
 inline const std::vector<std::uint64_t> kCounts = {0,   1,   7,   8,   9,   15,   16,   17,   63,   64,   65,
@@ -119,16 +123,30 @@ inline std::vector<float> finite_values(std::uint64_t count, std::uint64_t seed)
   return by_seed.try_emplace(seed, seed).first->second.first(count);
 }
 
+inline const float kSpecials[] = {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+                                  std::nanf(""), -std::nanf("")};
+
 /// Returns such values with NaNs of both signs and infinities among them.
 inline std::vector<float> any_values(std::uint64_t count, std::uint64_t seed) {
-  auto values = finite_values(count, seed);
-  std::mt19937_64 random(seed + 1);
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  const float special[] = {kInfinity, -kInfinity, std::nanf(""), -std::nanf("")};
-  for (auto& value : values) {
-    if (random() % 97 == 0) value = special[random() % 4];
+  static std::map<std::uint64_t, std::vector<float>> by_seed;  // drawn values are kept, as above
+  std::vector<float>& drawn = by_seed[seed];
+  if (drawn.size() < count) {
+    drawn = finite_values(count, seed);
+    std::mt19937_64 random(seed + 1);
+    for (auto& value : drawn) {
+      if (random() % 97 == 0) value = kSpecials[random() % 4];
+    }
   }
-  return values;
+  return {drawn.begin(), drawn.begin() + static_cast<std::ptrdiff_t>(count)};
+}
+
+/// Puts NaNs of both signs and infinities into arrays of the same count. At each index at most one array has one: of
+/// two NaNs an operation returns either, as the compiler has ordered them.
+inline void put_specials(const std::vector<Guarded<float>*>& arrays) {
+  std::uint64_t put = 0;
+  for (std::uint64_t i = 3; i < arrays[0]->count(); i += 29, ++put) {
+    arrays[put % arrays.size()]->data()[i] = kSpecials[put / arrays.size() % std::size(kSpecials)];
+  }
 }
 
 /// Checks that decode(table, how, out, nonfinite) writes the reference's results and nothing else, for every way in

@@ -24,10 +24,11 @@ void expect_damped_feedback_equals_reference(std::uint64_t count, std::uint64_t 
   have.expect_same_bits(want);
   have.expect_untouched_around();
 
-  const auto received = any_values(count, 8);
+  const auto all_received = any_values(count + offset, 8);
+  const float* const received = all_received.data() + offset;
   Guarded<float> next_wanted(count), next(count, offset);
-  reference().keep_owed({}, in.from(offset), owed, received.data(), count, next_wanted.data());
-  tested().keep_owed({}, in.from(offset), owed, received.data(), count, next.data());
+  reference().keep_owed({}, in.from(offset), owed, received, count, next_wanted.data());
+  tested().keep_owed({}, in.from(offset), owed, received, count, next.data());
   next.expect_same_bits(next_wanted);
   next.expect_untouched_around();
 }

@@ -16,13 +16,12 @@ struct Values {
   Guarded<float> gradient, parameter, momentum, next;
   Values(std::uint64_t count, std::uint64_t offset)
       : gradient(count, offset), parameter(count, offset), momentum(count, offset), next(count, offset) {
-    const auto values = finite_values(3 * count, 5);
-    for (std::uint64_t i = 0; i < count; ++i) {
-      gradient.data()[i] = i % 5 == 0 ? 0.0F : values[i];
-      parameter.data()[i] = values[count + i];
-      momentum.data()[i] = i % 10 == 0 ? 0.0F : values[2 * count + i];
-    }
+    std::uint64_t seed = 3;
+    for (Guarded<float>* one : inputs()) std::copy_n(finite_values(count, seed++).data(), count, one->data());
+    for (std::uint64_t i = 0; i < count; i += 5) gradient.data()[i] = 0.0F;
+    for (std::uint64_t i = 0; i < count; i += 10) momentum.data()[i] = 0.0F;
   }
+  std::vector<Guarded<float>*> inputs() { return {&gradient, &parameter, &momentum}; }
 };
 
 void expect_same(Values& got, Values& expected) {
@@ -34,27 +33,34 @@ void expect_same(Values& got, Values& expected) {
     values->expect_untouched_around();
 }
 
+void expect_lion_equals_reference(std::uint64_t count, std::uint64_t offset) {
+  SCOPED_TRACE(testing::Message() << "count " << count << " offset " << offset);
+  Values expected(count, 0), got(count, offset);
+  const auto run = [&](const KernelTable& table, Values& to) {
+    put_specials(to.inputs());
+    table.mix_momentum({}, kMix, count, to.gradient.data(), to.momentum.data(), to.next.data());
+    table.sign_step({}, kDecay, kStepSize, count, to.gradient.data(), to.parameter.data());
+  };
+  run(reference(), expected);
+  run(tested(), got);
+  expect_same(got, expected);
+}
+
 TEST(Lion, EqualsReference) {
   for (const std::uint64_t count : kCounts) {
-    for (const std::uint64_t offset : kOffsets) {
-      Values expected(count, 0), got(count, offset);
-      const auto run = [&](const KernelTable& table, Values& to) {
-        table.mix_momentum({}, kMix, count, to.gradient.data(), to.momentum.data(), to.next.data());
-        table.sign_step({}, kDecay, kStepSize, count, to.gradient.data(), to.parameter.data());
-      };
-      run(reference(), expected);
-      run(tested(), got);
-      SCOPED_TRACE(count);
-      expect_same(got, expected);
-    }
+    for (const std::uint64_t offset : kOffsets) expect_lion_equals_reference(count, offset);
   }
+  expect_lion_equals_reference(kLargeCount, 0);
 }
 
 TEST(Lion, WholeStepEqualsReference) {
   const rules::LionStep step{kDecay, kStepSize, kMix};
-  const std::vector<StepForm> all = step_forms();  // only some forms, because a device compiles a program for each
-  expect_same_steps({all[0], all[4], all[8]}, [&](const KernelTable& table, const StepOperands& operands,
-                                                  std::uint64_t count) { table.lion({}, step, count, operands); });
+  const auto lion = [&](const KernelTable& table, const StepOperands& operands, std::uint64_t count) {
+    table.lion({}, step, count, operands);
+  };
+  const std::vector<StepForm> few = step_forms();  // only some forms, because a device compiles a program for each
+  expect_same_steps({few[0], few[4], few[8]}, lion);
+  expect_same_steps_in_all_forms(lion);
 }
 
 /// Ranks need two kernels, one before and one after sending; together they do the same as the single kernel of one

@@ -12,8 +12,9 @@ struct StepForm {
   bool has_tail = false, rounds_at_random = false, has_factor = false;
 };
 
-/// Returns every state format with every parameter format and with every gradient format, and the options that only
-/// bfloat16 has. Not all combinations: a device compiles a program for each three formats, which takes seconds.
+/// Returns some forms: every state format with every parameter format and with every gradient format, and the options
+/// that only bfloat16 has. Not all combinations: a device compiles a program for each three formats, which takes
+/// seconds.
 inline std::vector<StepForm> step_forms() {
   constexpr FloatFormat kFloats[] = {FloatFormat::float32, FloatFormat::bfloat16, FloatFormat::float16};
   constexpr StateFormat kStates[] = {StateFormat::float32, StateFormat::bits8, StateFormat::bits4};
@@ -25,6 +26,26 @@ inline std::vector<StepForm> step_forms() {
   forms.push_back({of_bf16.parameter, of_bf16.gradient, of_bf16.state, /*has_tail=*/true});
   forms.push_back({of_bf16.parameter, of_bf16.gradient, of_bf16.state, /*has_tail=*/false, /*rounds_at_random=*/true});
   forms.push_back({of_bf16.parameter, of_bf16.gradient, of_bf16.state, true, false, /*has_factor=*/true});
+  return forms;
+}
+
+/// Returns every form that operands can have.
+inline std::vector<StepForm> all_step_forms() {
+  constexpr FloatFormat kFloats[] = {FloatFormat::float32, FloatFormat::bfloat16, FloatFormat::float16};
+  constexpr StateFormat kStates[] = {StateFormat::float32, StateFormat::bits8, StateFormat::bits4};
+  std::vector<StepForm> forms;
+  const auto add = [&](FloatFormat parameter, bool has_tail, bool rounds_at_random) {
+    for (const FloatFormat gradient : kFloats) {
+      for (const StateFormat state : kStates) {
+        for (const bool has_factor : {false, true}) {
+          forms.push_back({parameter, gradient, state, has_tail, rounds_at_random, has_factor});
+        }
+      }
+    }
+  };
+  for (const FloatFormat parameter : kFloats) add(parameter, false, false);
+  add(FloatFormat::bfloat16, /*has_tail=*/true, /*rounds_at_random=*/false);
+  add(FloatFormat::bfloat16, /*has_tail=*/false, /*rounds_at_random=*/true);
   return forms;
 }
 
@@ -121,27 +142,53 @@ struct StepMemory {
   }
 };
 
-/// Checks for each form that three steps by step(table, operands, count) give the reference's bits and write nothing
-/// else.
+/// Checks that some steps by step(table, operands, count) give the reference's bits and write nothing else.
+template <class Step>
+void expect_same_steps(const StepForm& form, std::uint64_t count, std::uint64_t offset, std::uint64_t steps,
+                       Step step) {
+  if (testing::Test::HasFailure()) return;  // one is enough
+  SCOPED_TRACE(testing::Message() << "formats " << static_cast<int>(form.parameter) << static_cast<int>(form.gradient)
+                                  << static_cast<int>(form.state) << " tail " << form.has_tail << " at random "
+                                  << form.rounds_at_random << " factor " << form.has_factor << " count " << count
+                                  << " offset " << offset);
+  StepMemory expected(form, count, 0), got(form, count, offset);
+  for (std::uint64_t i = 0; i < steps; ++i) {
+    for (StepMemory* memory : {&expected, &got}) {
+      memory->draw(i);
+      step(memory == &got ? tested() : reference(), memory->operands(i), count);
+    }
+  }
+  got.expect_same(expected);
+}
+
+/// Checks three steps of each form at all counts.
 template <class Step>
 void expect_same_steps(const std::vector<StepForm>& forms, Step step) {
   for (const StepForm& form : forms) {
     for (const std::uint64_t count : kCounts) {
-      for (const std::uint64_t offset : {0, 3}) {
-        SCOPED_TRACE(testing::Message() << "formats " << static_cast<int>(form.parameter)
-                                        << static_cast<int>(form.gradient) << static_cast<int>(form.state) << " count "
-                                        << count << " offset " << offset);
-        StepMemory expected(form, count, 0), got(form, count, offset);
-        for (std::uint64_t i = 0; i < 3; ++i) {
-          for (StepMemory* memory : {&expected, &got}) {
-            memory->draw(i);
-            step(memory == &got ? tested() : reference(), memory->operands(i), count);
-          }
-        }
-        got.expect_same(expected);
-        if (testing::Test::HasFailure()) return;
-      }
+      for (const std::uint64_t offset : {0, 3}) expect_same_steps(form, count, offset, 3, step);
     }
+  }
+}
+
+/// Checks what would take too long on devices, and so only on the CPU: three steps of every form, some forms at every
+/// misalignment, and one step of a large tensor.
+template <class Step>
+void expect_same_steps_in_all_forms(Step step) {
+  if (compiles_kernels()) return;
+  for (const StepForm& form : all_step_forms()) {
+    for (const std::uint64_t count : {std::uint64_t{1}, kStepBlock, 3 * kStepBlock + 77}) {
+      expect_same_steps(form, count, count % 2, 3, step);
+    }
+  }
+  constexpr std::uint64_t kVectorBytes = 64;  // as many misalignments have elements of one byte, as codes are
+  for (const StepForm& form : step_forms()) {
+    for (std::uint64_t offset = 1; offset < kVectorBytes; ++offset) {
+      expect_same_steps(form, 2 * kStepBlock + 77, offset, 3, step);
+    }
+  }
+  for (const StateFormat state : {StateFormat::float32, StateFormat::bits8, StateFormat::bits4}) {
+    expect_same_steps({FloatFormat::float32, FloatFormat::bfloat16, state}, kLargeCount, 1, 1, step);
   }
 }
 

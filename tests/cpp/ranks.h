@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <cstring>
 #include <exception>
@@ -19,19 +20,46 @@
 namespace octavo::thread_ranks {
 
 /// The memory through which the ranks of one group exchange: each puts there what it sends, and reads what the others
-/// put there.
-struct Meeting {
+/// put there. A rank that ends leaves its meetings: nobody waits for it any longer.
+class Meeting {
+ public:
   explicit Meeting(int world_size)
-      : barrier(world_size),
-        sent(static_cast<std::size_t>(world_size)),
-        summands(static_cast<std::size_t>(world_size)) {}
+      : sent(static_cast<std::size_t>(world_size)),
+        summands(static_cast<std::size_t>(world_size)),
+        barrier_(world_size),
+        arrivals_(static_cast<std::size_t>(world_size)) {}
   struct Sent {
     const char* bytes;
     std::vector<std::int64_t> splits;
   };
-  std::barrier<> barrier;
   std::vector<Sent> sent;
   std::vector<at::Tensor> summands;
+
+  /// Waits until all ranks have arrived as often as `rank`. Throws where one has left instead.
+  void arrive_and_wait(int rank) {
+    const int times = ++arrivals_[static_cast<std::size_t>(rank)];
+    barrier_.arrive_and_wait();
+    for (std::size_t peer = 0; peer < arrivals_.size(); ++peer) {
+      TORCH_CHECK(arrivals_[peer] >= times, "rank ", peer, " has left, and rank ", rank, " waited for it");
+    }
+  }
+  void leave() { barrier_.arrive_and_drop(); }
+
+ private:
+  std::barrier<> barrier_;
+  std::vector<std::atomic<int>> arrivals_;  // how often each rank has arrived
+};
+
+/// Leaves a meeting where it goes out of scope: at the end of a rank, whether it returns or throws.
+class LeavesAtEnd {
+ public:
+  explicit LeavesAtEnd(Meeting& meeting) : meeting_(meeting) {}
+  LeavesAtEnd(const LeavesAtEnd&) = delete;
+  LeavesAtEnd& operator=(const LeavesAtEnd&) = delete;
+  ~LeavesAtEnd() { meeting_.leave(); }
+
+ private:
+  Meeting& meeting_;
 };
 
 class Done : public c10d::Work {
@@ -52,7 +80,7 @@ class ThreadBackend : public c10d::Backend {
                                                const c10d::AllToAllOptions&) override {
     meeting_->sent[static_cast<std::size_t>(getRank())] = {static_cast<const char*>(input.const_data_ptr()),
                                                            input_splits};
-    meeting_->barrier.arrive_and_wait();
+    meeting_->arrive_and_wait(getRank());
     auto* out = static_cast<char*>(output.mutable_data_ptr());
     bool fits = true;
     for (int peer = 0; peer < getSize(); ++peer) {
@@ -65,7 +93,7 @@ class ThreadBackend : public c10d::Backend {
       std::memcpy(out, bytes + offset, static_cast<std::size_t>(std::min(size, room)));
       out += room;
     }
-    meeting_->barrier.arrive_and_wait();
+    meeting_->arrive_and_wait(getRank());
     TORCH_CHECK(fits, "a message is longer than what is to receive it");
     return c10::make_intrusive<Done>();
   }
@@ -87,10 +115,10 @@ class ThreadBackend : public c10d::Backend {
  private:
   at::Tensor sum_of_all(const at::Tensor& ours) {
     meeting_->summands[static_cast<std::size_t>(getRank())] = ours;
-    meeting_->barrier.arrive_and_wait();
+    meeting_->arrive_and_wait(getRank());
     at::Tensor sum = meeting_->summands[0].clone();
     for (std::size_t rank = 1; rank < meeting_->summands.size(); ++rank) sum.add_(meeting_->summands[rank]);
-    meeting_->barrier.arrive_and_wait();
+    meeting_->arrive_and_wait(getRank());
     return sum;
   }
 
@@ -127,24 +155,25 @@ class FlippedBit : public c10d::Backend {
   std::int64_t bit_;
 };
 
-/// Runs body(backend, rank) on `world_size` threads. Rethrows the exception of the lowest rank that threw one.
+/// Runs body(backend, rank) on `world_size` threads. Rethrows the first exception that a rank threw: those of the ranks
+/// that waited for it come later.
 inline void run_ranks(int world_size, const std::function<void(const BackendPtr&, int rank)>& body) {
   auto meeting = std::make_shared<Meeting>(world_size);
-  std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(world_size));
+  std::atomic_flag has_thrown;
+  std::exception_ptr first;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
+      const LeavesAtEnd leaves(*meeting);
       try {
         body(c10::make_intrusive<ThreadBackend>(meeting, rank, world_size), rank);
       } catch (...) {
-        thrown[static_cast<std::size_t>(rank)] = std::current_exception();
+        if (!has_thrown.test_and_set()) first = std::current_exception();
       }
     });
   }
   for (auto& thread : threads) thread.join();
-  for (const auto& exception : thrown) {
-    if (exception) std::rethrow_exception(exception);
-  }
+  if (first) std::rethrow_exception(first);
 }
 
 }  // namespace octavo::thread_ranks

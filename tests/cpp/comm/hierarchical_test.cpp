@@ -25,6 +25,7 @@ using compressor_steps::expect_equal;
 using compressor_steps::kCount;
 using compressor_steps::kSlots;
 using thread_ranks::BackendPtr;
+using thread_ranks::LeavesAtEnd;
 using thread_ranks::Meeting;
 using thread_ranks::run_ranks;
 using thread_ranks::ThreadBackend;
@@ -46,6 +47,8 @@ void run_hosts(HostsWorld world, const std::function<void(const MakeCompressor& 
   for (int place = 0; place < world.ranks_per_host; ++place) between.push_back(std::make_shared<Meeting>(world.hosts));
   run_ranks(world.ranks(), [&](const BackendPtr&, int rank) {
     const int host = rank / world.ranks_per_host, place = rank % world.ranks_per_host;
+    const LeavesAtEnd leaves_host(*hosts[static_cast<std::size_t>(host)]);
+    const LeavesAtEnd leaves_between(*between[static_cast<std::size_t>(place)]);
     const auto wire = [&](const std::shared_ptr<Meeting>& meeting, int number, int size) {
       return std::make_unique<Wire>(c10::make_intrusive<ThreadBackend>(meeting, number, size), kHostsTimeout);
     };
