@@ -20,8 +20,7 @@ import octavo.sycl
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-#: Sections whose blocks choose an accelerator. They need something that is not everywhere: a function says what is
-#: missing.
+#: Sections whose blocks need something that is not everywhere, with a function that says what is missing.
 NEEDS = {
     "devices.md: Any device, and DeepSpeed": lambda: (
         "" if _has("deepspeed") else "the package deepspeed is not installed"
@@ -62,18 +61,13 @@ def test_links_lead_to_files():
             assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-@pytest.mark.parametrize("section", [section for section in snippets() if section not in NEEDS])
-def test_the_snippets_of_a_section_run(two_ranks, tmp_path, section):
-    two_ranks.run(_run_section, section, str(tmp_path))
-
-
 @pytest.mark.ranks
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("section", NEEDS)
-def test_the_snippets_of_a_section_with_needs_run(tmp_path, section):
-    """On ranks of its own, since what it installs, such as an accelerator, stays in their processes."""
-    if reason := NEEDS[section]():
+@pytest.mark.parametrize("section", snippets())
+def test_the_snippets_of_a_section_run(tmp_path, section):
+    if reason := NEEDS.get(section, str)():
         pytest.skip(reason)
+    # ranks of its own, since what a section installs, such as an accelerator, stays in their processes
     ranks = RankPool(2)
     try:
         ranks.run(_run_section, section, str(tmp_path))
@@ -83,15 +77,7 @@ def test_the_snippets_of_a_section_with_needs_run(tmp_path, section):
 
 def _run_section(rank: int, section: str, folder: str) -> None:
     """Runs a section in a rank's process. The pool has made the process group, so `init_process_group` is left out."""
-    here = os.getcwd()
     os.chdir(folder)
-    try:
-        _run_blocks(section)
-    finally:
-        os.chdir(here)
-
-
-def _run_blocks(section: str) -> None:
     torch.manual_seed(0)
     names = {"steps": 40, "x": torch.ones(1000), "tensor": torch.randn(5000)}
     names |= {"batches": torch.randn(40, 4, 64).unbind(), "loss": lambda model, batch: model(batch).square().mean()}

@@ -21,10 +21,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"no device sycl: {reason}"))
 
 
+# Ranks only for these tests: where backward ran before `sycl` was registered, it cannot run on `sycl` any more, and
+# where it is registered, torch takes it for the device of other tests.
+@pytest.fixture(scope="session")
+def one_rank() -> Iterator[RankPool]:
+    pool = RankPool(1)
+    yield pool
+    pool.stop()
+
+
 @pytest.fixture(scope="session")
 def two_ranks() -> Iterator[RankPool]:
-    """Ranks only for these tests: where backward ran before `sycl` was registered, it cannot run on `sycl` any
-    more."""
     pool = RankPool(2)
     yield pool
     pool.stop()
