@@ -140,12 +140,28 @@ inline std::vector<float> any_values(std::uint64_t count, std::uint64_t seed) {
   return {drawn.begin(), drawn.begin() + static_cast<std::ptrdiff_t>(count)};
 }
 
+using Arrays = std::vector<Guarded<float>*>;
+
+/// Fills each array with other finite values, which depend on its place in the list.
+inline void put_finite(const Arrays& arrays) {
+  std::uint64_t seed = 3;
+  for (Guarded<float>* one : arrays) std::copy_n(finite_values(one->count(), seed++).data(), one->count(), one->data());
+}
+
 /// Puts NaNs of both signs and infinities into arrays of the same count. At each index at most one array has one: of
 /// two NaNs an operation returns either, as the compiler has ordered them.
-inline void put_specials(const std::vector<Guarded<float>*>& arrays) {
+inline void put_specials(const Arrays& arrays) {
   std::uint64_t put = 0;
   for (std::uint64_t i = 3; i < arrays[0]->count(); i += 29, ++put) {
     arrays[put % arrays.size()]->data()[i] = kSpecials[put / arrays.size() % std::size(kSpecials)];
+  }
+}
+
+/// Checks that arrays have the bits of others, in their order, and that nothing was written around them.
+inline void expect_same_arrays(const Arrays& got, const Arrays& expected) {
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    got[i]->expect_same_bits(*expected[i]);
+    got[i]->expect_untouched_around();
   }
 }
 

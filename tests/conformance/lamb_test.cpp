@@ -21,12 +21,11 @@ struct LambValues {
         mean(count, offset),
         square(count, offset),
         direction(count, offset) {
-    std::uint64_t seed = 3;
-    for (Guarded<float>* one : all()) std::copy_n(finite_values(count, seed++).data(), count, one->data());
+    put_finite(all());
     put_specials({&gradient, &parameter, &mean, &square});
     for (std::uint64_t i = 0; i < count; ++i) square.data()[i] *= square.data()[i];
   }
-  std::vector<Guarded<float>*> all() { return {&gradient, &parameter, &mean, &square, &direction}; }
+  Arrays all() { return {&gradient, &parameter, &mean, &square, &direction}; }
   void step(const KernelTable& table) {
     const std::uint64_t count = gradient.count();
     table.lamb_moments({}, kLambStep, count, gradient.data(), mean.data(), square.data());
@@ -39,10 +38,7 @@ void expect_lamb_equals_reference(std::uint64_t count, std::uint64_t offset) {
   LambValues expected(count, 0), got(count, offset);
   expected.step(reference());
   got.step(tested());
-  for (std::size_t i = 0; i < got.all().size(); ++i) {
-    got.all()[i]->expect_same_bits(*expected.all()[i]);
-    got.all()[i]->expect_untouched_around();
-  }
+  expect_same_arrays(got.all(), expected.all());
 }
 
 TEST(Lamb, EqualsReference) {

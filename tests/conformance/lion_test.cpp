@@ -16,22 +16,13 @@ struct Values {
   Guarded<float> gradient, parameter, momentum, next;
   Values(std::uint64_t count, std::uint64_t offset)
       : gradient(count, offset), parameter(count, offset), momentum(count, offset), next(count, offset) {
-    std::uint64_t seed = 3;
-    for (Guarded<float>* one : inputs()) std::copy_n(finite_values(count, seed++).data(), count, one->data());
+    put_finite(inputs());
     for (std::uint64_t i = 0; i < count; i += 5) gradient.data()[i] = 0.0F;
     for (std::uint64_t i = 0; i < count; i += 10) momentum.data()[i] = 0.0F;
   }
-  std::vector<Guarded<float>*> inputs() { return {&gradient, &parameter, &momentum}; }
+  Arrays inputs() { return {&gradient, &parameter, &momentum}; }
+  Arrays all() { return {&gradient, &parameter, &momentum, &next}; }
 };
-
-void expect_same(Values& got, Values& expected) {
-  got.gradient.expect_same_bits(expected.gradient);
-  got.parameter.expect_same_bits(expected.parameter);
-  got.momentum.expect_same_bits(expected.momentum);
-  got.next.expect_same_bits(expected.next);
-  for (const Guarded<float>* values : {&got.gradient, &got.parameter, &got.momentum, &got.next})
-    values->expect_untouched_around();
-}
 
 void expect_lion_equals_reference(std::uint64_t count, std::uint64_t offset) {
   SCOPED_TRACE(testing::Message() << "count " << count << " offset " << offset);
@@ -43,7 +34,7 @@ void expect_lion_equals_reference(std::uint64_t count, std::uint64_t offset) {
   };
   run(reference(), expected);
   run(tested(), got);
-  expect_same(got, expected);
+  expect_same_arrays(got.all(), expected.all());
 }
 
 TEST(Lion, EqualsReference) {

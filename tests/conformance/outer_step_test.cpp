@@ -11,10 +11,9 @@ struct OuterValues {
   Guarded<float> difference, momentum, anchor, parameter;
   OuterValues(std::uint64_t count, std::uint64_t offset)
       : difference(count, offset), momentum(count, offset), anchor(count, offset), parameter(count, offset) {
-    std::uint64_t seed = 3;
-    for (Guarded<float>* one : all()) std::copy_n(finite_values(count, seed++).data(), count, one->data());
+    put_finite(all());
   }
-  std::vector<Guarded<float>*> all() { return {&difference, &momentum, &anchor, &parameter}; }
+  Arrays all() { return {&difference, &momentum, &anchor, &parameter}; }
   void step(const KernelTable& table, const rules::OuterStep& how, float* its_momentum) {
     table.outer_step({}, how, difference.count(), difference.data(), its_momentum, anchor.data(), parameter.data());
   }
@@ -27,10 +26,7 @@ void expect_outer_step_equals_reference(const rules::OuterStep& how, std::uint64
   put_specials(got.all());
   expected.step(reference(), how, expected.momentum.data());
   got.step(tested(), how, got.momentum.data());
-  for (std::size_t i = 0; i < got.all().size(); ++i) {
-    got.all()[i]->expect_same_bits(*expected.all()[i]);
-    got.all()[i]->expect_untouched_around();
-  }
+  expect_same_arrays(got.all(), expected.all());
 }
 
 TEST(OuterStep, EqualsReference) {

@@ -12,12 +12,13 @@ struct StepForm {
   bool has_tail = false, rounds_at_random = false, has_factor = false;
 };
 
+inline constexpr FloatFormat kFloats[] = {FloatFormat::float32, FloatFormat::bfloat16, FloatFormat::float16};
+inline constexpr StateFormat kStates[] = {StateFormat::float32, StateFormat::bits8, StateFormat::bits4};
+
 /// Returns some forms: every state format with every parameter format and with every gradient format, and the options
 /// that only bfloat16 has. Not all combinations: a device compiles a program for each three formats, which takes
 /// seconds.
 inline std::vector<StepForm> step_forms() {
-  constexpr FloatFormat kFloats[] = {FloatFormat::float32, FloatFormat::bfloat16, FloatFormat::float16};
-  constexpr StateFormat kStates[] = {StateFormat::float32, StateFormat::bits8, StateFormat::bits4};
   std::vector<StepForm> forms;
   for (std::size_t state = 0; state < 3; ++state) {
     for (std::size_t i = 0; i < 3; ++i) forms.push_back({kFloats[i], kFloats[(i + 2 * state) % 3], kStates[state]});
@@ -31,8 +32,6 @@ inline std::vector<StepForm> step_forms() {
 
 /// Returns every form that operands can have.
 inline std::vector<StepForm> all_step_forms() {
-  constexpr FloatFormat kFloats[] = {FloatFormat::float32, FloatFormat::bfloat16, FloatFormat::float16};
-  constexpr StateFormat kStates[] = {StateFormat::float32, StateFormat::bits8, StateFormat::bits4};
   std::vector<StepForm> forms;
   const auto add = [&](FloatFormat parameter, bool has_tail, bool rounds_at_random) {
     for (const FloatFormat gradient : kFloats) {

@@ -19,10 +19,9 @@ struct ZeroOneValues {
         parameter(count, offset),
         momentum(count, offset),
         update(count, offset) {
-    std::uint64_t seed = 3;
-    for (Guarded<float>* one : all()) std::copy_n(finite_values(count, seed++).data(), count, one->data());
+    put_finite(all());
   }
-  std::vector<Guarded<float>*> all() { return {&gradient, &preconditioner, &anchor, &parameter, &momentum, &update}; }
+  Arrays all() { return {&gradient, &preconditioner, &anchor, &parameter, &momentum, &update}; }
   void send(const KernelTable& table) {
     table.zero_one_send({}, kStep, gradient.count(), gradient.data(), preconditioner.data(), momentum.data(),
                         update.data());
@@ -37,13 +36,6 @@ struct ZeroOneValues {
   }
 };
 
-void expect_same_values(ZeroOneValues& got, ZeroOneValues& expected) {
-  for (std::size_t i = 0; i < got.all().size(); ++i) {
-    got.all()[i]->expect_same_bits(*expected.all()[i]);
-    got.all()[i]->expect_untouched_around();
-  }
-}
-
 void expect_zero_one_equals_reference(std::uint64_t count, std::uint64_t offset) {
   SCOPED_TRACE(testing::Message() << "count " << count << " offset " << offset);
   ZeroOneValues expected(count, 0), got(count, offset);
@@ -52,12 +44,12 @@ void expect_zero_one_equals_reference(std::uint64_t count, std::uint64_t offset)
     values->step(*table);
     values->send(*table);
   }
-  expect_same_values(got, expected);
+  expect_same_arrays(got.all(), expected.all());
   for (auto [table, values] : {std::pair(&reference(), &expected), std::pair(&tested(), &got)}) {
     values->sync(*table, values->anchor);
     values->sync(*table, values->parameter);  // syncs without an anchor
   }
-  expect_same_values(got, expected);
+  expect_same_arrays(got.all(), expected.all());
 }
 
 TEST(ZeroOneAdam, EqualsReference) {
