@@ -79,8 +79,9 @@ def initialize(
 class ZeroEngine:
     """The engine that ``octavo.initialize`` returns. Calling it is a forward pass of the model.
 
-    After an error in a backward pass or in the optimizer's step start again from a checkpoint, because ranks may differ
-    and gradients may be lost: ``backward``, ``step`` and checkpoints raise RuntimeError from then on.
+    After an error in a backward pass, in the optimizer's step or in what a compile schedule does after it, start again
+    from a checkpoint, because ranks may differ and gradients may be lost: ``backward``, ``step`` and checkpoints raise
+    RuntimeError from then on.
     """
 
     def __init__(
@@ -231,9 +232,20 @@ class ZeroEngine:
         finally:
             self._gradients.take_from_parts()
         self._progress.count_step()
-        if self._compiler is not None:
-            self._compiler.begin_step(self._progress.steps)
+        self._begin_compiled_step()
         return norm
+
+    def _begin_compiled_step(self) -> None:
+        """Does in compiled runs what their schedule has for the next step. After any error of it ranks may have unlike
+        graphs, or unlike parameters that stay whole. Unlike schedules would be named this once only, and cannot be
+        replaced any more."""
+        if self._compiler is None:
+            return
+        try:
+            self._compiler.begin_step(self._progress.steps)
+        except BaseException as error:
+            self.fail(error)
+            raise
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
@@ -301,7 +313,7 @@ class ZeroEngine:
     def set_compile_schedule(self, schedule: Schedule) -> None:
         """Replaces the schedule of the config. Call it on all ranks, with the same schedule, before the first forward
         pass. Raises ValueError where the schedule breaks a contract; the first ``step()`` raises it where ranks have
-        other schedules."""
+        other schedules, and the engine then refuses to go on."""
         self._of_compiled("set_compile_schedule").set_schedule(schedule)
 
     def _of_compiled(self, what: str) -> ZeroCompiler:

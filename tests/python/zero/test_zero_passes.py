@@ -137,7 +137,8 @@ def test_nothing_that_is_made_of_parameters_alone_is_saved(two_ranks):
         assert compiled == pytest.approx(eager, rel=1e-6)
 
 
-def failing_on_one_rank(rank: int) -> str:
+def failing_on_one_rank(rank: int) -> tuple[str, str]:
+    """Returns the error of the step, and that of the next one."""
     torch._dynamo.reset()
     model = nn.Linear(8, 8)
     engine = octavo.initialize(
@@ -151,20 +152,17 @@ def failing_on_one_rank(rank: int) -> str:
     engine.register_compile_pass("fail", fail, Contract())
     engine.set_compile_schedule([(0, ["gather", "reduce"]), (1, ["gather", "fail"])])
     engine.backward(engine(torch.randn(4, 8)).square().mean())
-    try:
-        engine.step()
-    except RuntimeError as error:
-        return str(error)
-    return ""
+    return error_of(engine.step), error_of(engine.step)
 
 
-def test_a_pass_that_fails_on_one_rank_fails_on_all(two_ranks):
+def test_a_pass_that_fails_on_one_rank_fails_on_all_and_ends_the_engine(two_ranks):
     words = (
-        r"\[zero.compiled\] rank 1 cannot lower the graphs for step 1: \[zero.passes\] the pass fail has failed on "
-        r"graph \d+: MemoryError: no room"
+        r"RuntimeError: \[zero.compiled\] rank 1 cannot lower the graphs for step 1: \[zero.passes\] the pass fail has "
+        r"failed on graph \d+: MemoryError: no room"
     )
-    for said in two_ranks.run(failing_on_one_rank):
+    for said, then in two_ranks.run(failing_on_one_rank):
         assert re.fullmatch(words, said)
+        assert "[zero.step] an earlier error stopped this engine" in then and said in then
 
 
 def failing_at_first(rank: int) -> tuple[str, float, float]:
@@ -194,7 +192,7 @@ def test_a_pass_that_fails_at_first_is_named_and_its_schedule_may_be_replaced(tw
         assert loss == pytest.approx(plain, rel=1e-5)
 
 
-def on_other_schedules(rank: int) -> str:
+def on_other_schedules(rank: int) -> tuple[str, str]:
     torch._dynamo.reset()
     model = nn.Linear(8, 8)
     config = {"zero_stage": 3, "compile": "aot_eager", "timeout_s": 20}
@@ -203,13 +201,14 @@ def on_other_schedules(rank: int) -> str:
     if rank == 0:
         engine.set_compile_schedule([(0, names), (2, names)])
     engine.backward(engine(torch.ones(4, 8)).sum())
-    return error_of(engine.step)
+    return error_of(engine.step), error_of(engine.step)
 
 
-def test_ranks_with_other_schedules_are_told_after_the_first_step(two_ranks):
-    for said in two_ranks.run(on_other_schedules):
+def test_ranks_with_other_schedules_are_told_after_the_first_step_and_their_engine_ends(two_ranks):
+    for said, then in two_ranks.run(on_other_schedules):
         assert "[zero.set_compile_schedule] all ranks must have the same schedule: rank 0 has [(0, " in said
         assert "rank 1 has" in said
+        assert "[zero.step] an earlier error stopped this engine" in then
 
 
 def evaluated_in_few_bits(rank: int, memory_mib: float | None) -> list[float]:
