@@ -69,8 +69,8 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     _alike = ("warmup_steps", "warmup_plan", "frozen_beta")
     _more_defaults: Mapping[str, Any] = MappingProxyType({})  # the options that a subclass adds
     _must_freeze = False  # whether a freeze has failed midway
-    _clipped_step: int | None = None  # the step whose gradients were clipped, as the handle counts
-    _clipped_by = 1.0  # the factor that they were multiplied by
+    _clipped_step: int | None = None  # the last one with a call of clip_grad_norm_, as the handle counts
+    _clipped_by = 1.0  # what the calls of that step have multiplied its gradients by
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         same on all ranks."""
         known = {}
         if self._handle is not None:
-            factor = self._clipped_by if self._is_clipped else 1.0
+            factor = self._factor_of_clips
             known = {parameter: factor**2 * power for parameter, power in self._handle.gradient_powers().items()}
         powers = {}
         for parameter in self._parameters():
@@ -196,6 +196,8 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         After the freeze there is no gradient any more. Its norm is then estimated from the powers that are sent with
         the bits, calibrated by the steps of the warm-up that were clipped. The clip reduces that part of the new
         momentum which this step's gradient has brought.
+
+        A second call in a step measures, and clips, what the first has left of the gradient.
         """
         require_max_norm(max_norm, f"optim.{type(self).__name__}")
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -207,9 +209,10 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         squares = sum(power * parameter.numel() for parameter, power in powers.items() if parameter in own)
         estimate = NormEstimate(self.param_groups)
         if self.frozen:
-            return self._clip(torch.tensor(estimate.of(squares), dtype=torch.float32, device="cpu"), max_norm)
+            left = self._factor_of_clips * estimate.of(squares)
+            return self._clip(torch.tensor(left, dtype=torch.float32, device="cpu"), max_norm)
         norm = total_norm(gradients)
-        if torch.isfinite(norm) and math.isfinite(squares):
+        if not self._had_clips and torch.isfinite(norm) and math.isfinite(squares):
             estimate.learn(norm.item(), squares, decay=self.param_groups[0]["betas"][1])
         return self._clip(norm, max_norm)
 
@@ -227,9 +230,9 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
                         momentum = self.state[parameter]["exp_avg"].to(parameter.grad.dtype)
                         parameter.grad.add_(momentum, alpha=group["frozen_beta"] * (1 - factor))
         if self._handle is not None:
+            factor *= self._factor_of_clips
             self._handle.scaled_by(factor)
-            if factor < 1.0:
-                self._clipped_step, self._clipped_by = self._handle.stats()["steps"], factor
+            self._clipped_step, self._clipped_by = self._handle.stats()["steps"], factor
         return norm
 
     def _step_group(self, group: dict[str, Any], powers: dict[Tensor, float]) -> None:
@@ -357,12 +360,17 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         self._handle._follow(self._plan.for_momentum(), frozen, self.param_groups[0]["frozen_beta"])
 
     @property
-    def _is_clipped(self) -> bool:
-        """Whether the gradients of this step, which a handle has averaged, were clipped."""
+    def _had_clips(self) -> bool:
+        """Whether ``clip_grad_norm_`` was called for the gradients of this step, which a handle has averaged."""
         return self._handle.stats()["steps"] == self._clipped_step
 
+    @property
+    def _factor_of_clips(self) -> float:
+        """What the calls of ``clip_grad_norm_`` in this step have multiplied its gradients by."""
+        return self._clipped_by if self._had_clips else 1.0
+
     def _require_momenta(self, function: str) -> None:
-        if self._handle is None or not self.frozen or self._is_clipped:
+        if self._handle is None or not self.frozen or self._factor_of_clips < 1.0:
             return
         self._require_delivered(
             function,

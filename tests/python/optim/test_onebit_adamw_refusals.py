@@ -3,6 +3,7 @@
 scales."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -385,6 +386,32 @@ def test_a_clip_after_the_freeze_holds_back_what_the_gradient_brought(two_ranks)
     ):
         torch.testing.assert_close(unclipped, free, rtol=1e-3, atol=1e-3 * free.abs().max().item())
         assert (clipped - 0.5 * before).norm() < 0.2 * (free - 0.5 * before).norm()
+
+
+def train_with_clips(rank: int, max_norms: list[float]) -> tuple[list[float], list[list[float]], list]:
+    """Clips the gradients of each step to one norm after another, in the warm-up and after it. Returns by step the norm
+    that the last clip reports, the numbers that have been learnt, and the momentum with the weight."""
+    model, _, optimizer = wrap(warmup_steps=4, plan="dense", warmup_plan="dense")
+    weight, norms, numbers, tensors = model.module.weight, [], [], []
+    for step in range(8):
+        optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        norms.append([optimizer.clip_grad_norm_(max_norm).item() for max_norm in max_norms][-1])
+        optimizer.step()
+        group, state = optimizer.param_groups[0], optimizer.state[weight]
+        numbers.append([state["power"], group["norm_squares"], group["power_squares"]])
+        tensors.append([state["exp_avg"].clone(), weight.detach().clone()])
+    return norms, numbers, tensors
+
+
+@pytest.mark.parametrize("max_norms", [[0.05, 0.05], [0.05, math.inf], [math.inf, 0.05], [0.08, 0.05]])
+def test_several_clips_of_a_step_are_as_one(two_ranks, max_norms):
+    left, *learnt = two_ranks.run(train_with_clips, max_norms)[0]
+    norms, *expected = two_ranks.run(train_with_clips, [0.05])[0]
+    assert min(norms) > 0.1
+    assert left == pytest.approx([min(norm, max_norms[0]) for norm in norms], rel=1e-3)
+    torch.testing.assert_close(learnt[0], expected[0], rtol=1e-3, atol=0.0)
+    torch.testing.assert_close(learnt[1], expected[1], rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
