@@ -8,7 +8,7 @@ header, JSON with metadata and each tensor's dtype, shape and place in the data;
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,27 +47,34 @@ def export(engine: ZeroEngine, path: Path, peers: Peers) -> None:
     named, tied = _without_ties(engine.module)
     header = _header(named, tied)
     failure: Exception | None = None
-    wholes = _wholes(engine, named, peers)
+    left, whole = iter(named.values()), _gatherer(engine, peers)
     if peers.rank == 0:
         try:
-            _write(path, header, wholes)
+            _write(path, header, map(whole, left))
         except Exception as error:
             failure = error
-    for _ in wholes:  # all ranks gather together: the others all of them, rank 0 the rest after an error
-        pass
+    for tensor in left:  # all ranks gather together: the others all of them, rank 0 the rest after an error
+        try:
+            whole(tensor)
+        except Exception as error:
+            failure = failure or error
     require_none_failed(failure, _WHERE, f"write {path}", peers)
 
 
-def _wholes(engine: ZeroEngine, named: Mapping[str, Tensor], peers: Peers) -> Iterator[Tensor]:
-    """Yields the whole of each tensor, on all ranks together. They meet before the first one and then after each GiB:
-    the file may take longer to write than a rank waits for another one."""
+def _gatherer(engine: ZeroEngine, peers: Peers) -> Callable[[Tensor], Tensor]:
+    """Returns what makes the whole of a tensor, on all ranks together. They meet before the first one and then after
+    each GiB: the file may take longer to write than a rank waits for another one."""
     unmet_bytes = _MEETING_BYTES
-    for tensor in named.values():
+
+    def whole(tensor: Tensor) -> Tensor:
+        nonlocal unmet_bytes
         if unmet_bytes >= _MEETING_BYTES:
             peers.values(None, _WHERE)
             unmet_bytes = 0
-        yield engine.whole(tensor)
         unmet_bytes += tensor.nbytes
+        return engine.whole(tensor)
+
+    return whole
 
 
 def _without_ties(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

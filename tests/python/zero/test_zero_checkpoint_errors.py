@@ -182,6 +182,29 @@ def test_an_export_that_fails_halfway_leaves_the_file_that_was_there(two_ranks, 
     assert path.read_text() == "the export before"
 
 
+def export_without_memory(rank: int, path: str, poor: int) -> str:
+    """Exports where one rank has no memory for the second tensor."""
+    engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 3, "timeout_s": 10})
+    whole, gathered = engine.whole, []
+
+    def whole_or_not(tensor: Tensor) -> Tensor:
+        gathered.append(whole(tensor))
+        if rank == poor and len(gathered) == 2:
+            raise torch.OutOfMemoryError("no memory for a whole tensor")
+        return gathered[-1]
+
+    engine.whole = whole_or_not
+    return f"{error_of(lambda: engine.export_safetensors(path))}, then {error_of(partial(step_once, engine, rank, 0))}"
+
+
+@pytest.mark.parametrize("poor", [0, 1])
+def test_a_rank_without_memory_for_a_tensor_of_an_export_is_named_at_once(two_ranks, tmp_path, poor):
+    path = tmp_path / "model.safetensors"
+    words = f"rank {poor} cannot write {path}: OutOfMemoryError: no memory for a whole tensor"
+    for said in two_ranks.run(export_without_memory, str(path), poor):
+        assert said == f"RuntimeError: [zero.export_safetensors] {words}, then "
+
+
 def between_backward_and_step(rank: int, folder: str) -> list[str]:
     model = net()
     engine = octavo.initialize(model, adamw(model), {"zero_stage": 2})
