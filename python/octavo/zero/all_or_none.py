@@ -10,12 +10,14 @@ from octavo.zero.peers import Peers
 
 Result = TypeVar("Result")
 
+_KINDS = (OSError, ValueError)  # the kinds of errors that all ranks can tell apart; the others become RuntimeError
+
 
 def on_all_ranks(work: Callable[[], Result], where: str, what: str, peers: Peers) -> Result:
     """Calls ``work`` on this rank, and returns its result. All ranks call it. Where ``work`` fails on a rank, all ranks
-    raise RuntimeError, or OSError where all failures were OSErrors. Errors begin with `[where]`; ``what`` is what could
-    not be done. If all ranks fail with the same message, and it begins with a `[place]` of its own, they raise it
-    unchanged."""
+    raise RuntimeError; OSError or ValueError where all failures were of that kind. Errors begin with `[where]`;
+    ``what`` is what could not be done. If all ranks fail with the same message, and it begins with a `[place]` of its
+    own, they raise it unchanged."""
     failure: Exception | None = None
     try:
         result = work()
@@ -48,15 +50,17 @@ def require_none_failed(failure: Exception | None, where: str, what: str, peers:
     raise error_of(failed, where, what) from failure
 
 
-def described(error: BaseException) -> tuple[bool, str]:
-    """Returns whether an error is an OSError, and what it says."""
+def described(error: BaseException) -> tuple[type[Exception], str]:
+    """Returns the kind of an error, and what it says."""
+    kind = next((kind for kind in _KINDS if isinstance(error, kind)), RuntimeError)
     said = str(error)
     text = said if said.startswith("[") else f"{type(error).__name__}: {said}"
-    return isinstance(error, OSError), getattr(error, "strerror", None) or text
+    return kind, getattr(error, "strerror", None) or text
 
 
-def error_of(failed: Mapping[int, tuple[bool, str]], where: str, what: str) -> OSError | RuntimeError:
+def error_of(failed: Mapping[int, tuple[type[Exception], str]], where: str, what: str) -> Exception:
     """Returns the error that all ranks raise. ``failed``: by rank, what ``described`` returns of its error."""
-    kind = OSError if all(is_of_system for is_of_system, _ in failed.values()) else RuntimeError
+    kinds = {kind for kind, _ in failed.values()}
+    kind = kinds.pop() if len(kinds) == 1 else RuntimeError
     words = "; ".join(f"rank {rank} cannot {what}: {text}" for rank, (_, text) in sorted(failed.items()))
     return kind(f"[{where}] {words}")

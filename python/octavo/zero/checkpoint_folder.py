@@ -52,8 +52,9 @@ class CheckpointFolder:
         self._by_first_rank(self._remove_older, f"look for older checkpoints in {self._directory}")
 
     def require_whole(self) -> None:
-        """Raises FileNotFoundError where there is no checkpoint, or where a file of it is missing, ValueError where a
-        file has other bytes than were written. A checkpoint without digests is taken as it is, with a warning."""
+        """Raises FileNotFoundError where there is no checkpoint, or where a file of it is missing; OSError, which names
+        the ranks, where only some miss it. Raises ValueError where a file has other bytes than were written, also if
+        only one rank has read it. A checkpoint without digests is taken as it is, with a warning."""
         on_all_ranks(self._require_own_share, self._where, f"read the checkpoint in {self._directory}", self._peers)
 
     def _by_first_rank(self, work: Callable[[], None], what: str) -> None:

@@ -380,8 +380,8 @@ class ZeroEngine:
 
         They are written to a folder, to which ``directory/latest`` points once all is written and on the disk. The
         checkpoint before is then removed. On all ranks buffers become those of rank 0; buffers that ``state_dict()``
-        leaves out are not saved. Where a rank cannot write, all ranks raise OSError or RuntimeError, which names it.
-        Raises ImportError without NumPy, which ``torch.distributed.checkpoint`` needs.
+        leaves out are not saved. Where a rank cannot write, all ranks raise OSError, ValueError or RuntimeError, which
+        names it. Raises ImportError without NumPy, which ``torch.distributed.checkpoint`` needs.
         """
         self._progress.require_between_steps("save_checkpoint")
         self.bring_back()
@@ -393,9 +393,10 @@ class ZeroEngine:
         """Restores what an engine of the same model and kind of optimizer has saved, on any number of ranks and with
         any stage; on the same number of ranks to the bit. All ranks call it, between steps.
 
-        Raises ValueError for the checkpoint of another model or kind of optimizer, and FileNotFoundError where there is
-        none; nothing has changed then. Where only one rank cannot read it, all ranks raise OSError or RuntimeError,
-        which names that rank. Where this happens on the way, the engine refuses to go on.
+        Raises ValueError for the checkpoint of another model or kind of optimizer and for damaged files, and
+        FileNotFoundError where there is none; nothing has changed then. Where only one rank cannot read it, all ranks
+        raise OSError, ValueError or RuntimeError, which names that rank. Where this happens on the way, the engine
+        refuses to go on.
         """
         self._progress.require_between_steps("load_checkpoint")
         self.bring_back()

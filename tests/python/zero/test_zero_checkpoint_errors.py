@@ -473,7 +473,7 @@ def load_what_has_changed(rank: int, folder: str, name: str) -> tuple[str, bool]
 @pytest.mark.parametrize("name", [".metadata", "__1_0.distcp"])
 def test_a_checkpoint_whose_bytes_have_changed_is_refused(two_ranks, tmp_path, name):
     for said, has_changed in two_ranks.run(load_what_has_changed, str(tmp_path / "one"), name):
-        assert said.startswith("RuntimeError: [zero.load_checkpoint] rank 0 cannot read the checkpoint in ")
+        assert said.startswith("ValueError: [zero.load_checkpoint] rank 0 cannot read the checkpoint in ")
         assert f"{name} is damaged: its bytes are not those that were written" in said
         assert not has_changed
 

@@ -116,8 +116,8 @@ class ZeroCompiler:
 
     def begin_step(self, step: int) -> None:
         """Is called between two steps, by all ranks; ``step`` is the number of steps that were made. Where it fails on
-        a rank, it raises RuntimeError on all ranks, which names that rank; after the first step ValueError, where ranks
-        have other schedules."""
+        a rank, it raises on all ranks what ``on_all_ranks`` raises; after the first step ValueError, where ranks have
+        other schedules."""
         if step == 1:
             self._require_same_schedule()
         if self._is_measuring:
