@@ -33,6 +33,18 @@ def require_seed(seed: int, where: str) -> None:
     raise ValueError(f"[{where}] seed must be an integer from 0 to 2^64 - 1, the same on all ranks, got {seed!r}")
 
 
+def require_ranks(ranks: Sequence[int], world_size: int, where: str) -> None:
+    """Raises ValueError unless these ranks, by which states were saved, are different ones of a world of this size."""
+    for place, rank in enumerate(ranks):
+        if not 0 <= rank < world_size:
+            raise ValueError(
+                f"[{where}] a state is of rank {rank}, and those of a world of {world_size} are of ranks below "
+                f"{world_size}: pass what state_dict() returned on the ranks of one run"
+            )
+        if rank in ranks[:place]:
+            raise ValueError(f"[{where}] there are two states of rank {rank}: pass one of each rank")
+
+
 def page_folder(page_dir: str | PathLike | None, is_paged: bool, where: str) -> str | None:
     """Returns ``page_dir`` as an absolute path, because files are made there later, when another directory may be the
     current one. Raises ValueError for an ``is_paged`` that is no bool, for a folder without paged states and for one

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import CompressorState
-from octavo.arguments import is_finite_number, is_whole_number, require_seed
+from octavo.arguments import is_finite_number, is_whole_number, require_ranks, require_seed
 
 State = Mapping[str, Tensor | int | float | str]
 
@@ -42,11 +42,13 @@ def states_of_one_run(state: State | Sequence[State], layout: str) -> list[State
         )
     for one in states:
         _require_complete(one)
-    ranks, size = {int(one["rank"]) for one in states}, int(states[0]["world_size"])
-    if any(one["world_size"] != size for one in states) or (len(states) > 1 and ranks != set(range(size))):
+    ranks, sizes = [int(one["rank"]) for one in states], {int(one["world_size"]) for one in states}
+    if len(sizes) == 1:
+        require_ranks(ranks, *sizes, "handle.load_state_dict")
+    if len(sizes) > 1 or (len(ranks) > 1 and {len(ranks)} != sizes):
         raise ValueError(
             f"[handle.load_state_dict] expected the states of all ranks of one world, got ranks {sorted(ranks)} of "
-            f"worlds of {', '.join(sorted({str(one['world_size']) for one in states}))} ranks"
+            f"worlds of {', '.join(map(str, sorted(sizes)))} ranks"
         )
     for key in ("seed", "step"):
         found = {int(one.get(key, 0)) for one in states}

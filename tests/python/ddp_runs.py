@@ -98,8 +98,12 @@ def resume_on_another_number_of_ranks(rank: int, plan: str, saved: list[dict]) -
     states = [one["handle"] for one in saved]
     with pytest.raises(ValueError, match="the list of the states of all 2 ranks"):
         handle.load_state_dict(states[0])
-    with pytest.raises(ValueError, match="expected the states of all ranks of one world"):
+    with pytest.raises(ValueError, match=r"\[handle.load_state_dict\] there are two states of rank 0"):
         handle.load_state_dict([states[0], states[0]])
+    with pytest.raises(ValueError, match="two states of rank 1"):
+        handle.load_state_dict([*states, states[1]])
+    with pytest.raises(ValueError, match="a state is of rank 2, and those of a world of 2 are of ranks below 2"):
+        handle.load_state_dict([*states, {**states[1], "rank": 2}])
     handle.load_state_dict(states)
     loaded = handle.state_dict()
     assert loaded["step"] == 2

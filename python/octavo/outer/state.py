@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from octavo.arguments import is_whole_number
+from octavo.arguments import is_whole_number, require_ranks
 from octavo.finite import all_finite
 from octavo.optim.checks import require_same_kind
 from octavo.parameters import require_memory_orders
@@ -68,14 +68,13 @@ def states_by_rank(
 
     Raises ValueError where a state does not fit.
     """
-    by_rank = {int(one["rank"]): one for one in states}
     steps = {(int(one["world_size"]), int(one["step"])) for one in states}
     if len(steps) > 1:
         raise ValueError(
             f"{_WHERE} expected states of one step, got those of (ranks, step) {', '.join(map(str, sorted(steps)))}"
         )
-    if len(by_rank) < len(states):
-        raise ValueError(f"{_WHERE} expected one state of each rank, got ranks {[int(o['rank']) for o in states]}")
+    ranks = [int(one["rank"]) for one in states]
+    require_ranks(ranks, int(states[0]["world_size"]), "outer.load_state_dict")
     for what, ours in options.items():
         theirs = states[0]["options"].get(what)
         if theirs != ours:
@@ -101,7 +100,7 @@ def states_by_rank(
     for one in states:
         if "param_groups" in one["inner"]:
             require_same_kind(inner, one["inner"]["param_groups"], "outer.load_state_dict")
-    return by_rank
+    return dict(zip(ranks, states, strict=True))
 
 
 def _require_values(state: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:

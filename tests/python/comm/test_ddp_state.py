@@ -60,7 +60,7 @@ def refuse_states(rank: int) -> None:
     lacking = [({k: v for k, v in good.items() if k != key}, f"no '{key}'") for key in ("plan", "rank", "step")]
     for state, words in (
         ({**good, "world_size": 3}, "this is rank"),
-        ({**good, "rank": 7}, "the state is of rank 7"),
+        ({**good, "rank": 7}, "a state is of rank 7, and those of a world of 2 are of ranks below 2"),
         ({**good, "schema": 99}, "schema"),
         ({**good, "schema": []}, r"this one has \[\]"),
         ({**good, "of_momenta": torch.zeros(3)}, "expected 'of_momenta' of the state as True or False"),

@@ -359,7 +359,7 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
                 {**before, "inner": torch.optim.SGD([torch.zeros(1)]).state_dict()},
                 "expected 7 parameters in group 0 of AdamW, got 1",
             ),
-            ({**before, "rank": 1}, "this is rank 0 of 1, the state is of rank 1 of 1"),
+            ({**before, "world_size": 2}, "this is rank 0 of 1, the state is of rank 0 of 2"),
             (
                 {**before, "own": before["own"] | {"parameter/first.weight": torch.zeros(1)}},
                 r"its first.weight has the shape \(1,\), not \(96, 48\)",
@@ -369,7 +369,11 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
                 "'momentum/last.bias' of the state of rank 0 has a NaN or an infinity",
             ),
             ([before, {**before, "step": 6}], r"of one step, got those of .*\(1, 5\), \(1, 6\)"),
-            ([before, before], r"expected one state of each rank, got ranks \[0, 0\]"),
+            ([before, before], r"^\[outer\.load_state_dict\] there are two states of rank 0"),
+            (
+                [before, {**before, "rank": 1}],
+                r"^\[outer\.load_state_dict\] a state is of rank 1, and those of a world of 1 are of ranks below 1",
+            ),
             ({**before, "positions": [[1, 0, 0, False, False, 0.0, 0.0]] * 2}, "the state has 2 fragments"),
         ):
             with pytest.raises(ValueError, match=words):
