@@ -449,6 +449,13 @@ def test_a_full_disk_is_told_with_the_file(tmp_path, monkeypatch):
 def test_a_tree_refuses_what_it_cannot_hold(tmp_path):
     with pytest.raises(TypeError, match=r"^\[train\.state_file\] .* at 'a/0'"):
         state_file.save_tree(tmp_path / "t", {"a": [object()]})
+    one, other = torch.ones(1), torch.zeros(1)
+    for value, keys in (
+        ({"a/b": one, "a": {"b": other}}, "('o', 'a/b') and ('o', 'a', 'b')"),
+        ({1: one, "1": other}, "('o', 1) and ('o', '1')"),
+    ):
+        with pytest.raises(TypeError, match=rf"^\[train\.state_file\] .*{re.escape(keys)} of the state"):
+            state_file.save_tree(tmp_path / "t", value, "o")
     (tmp_path / "t").write_bytes(b"no tensors")
     with pytest.raises(ValueError, match=r"^\[train\.state_file\] "):
         state_file.load_tree(tmp_path / "t")

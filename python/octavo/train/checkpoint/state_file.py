@@ -17,13 +17,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 Tensors = dict[str, torch.Tensor]
+Keys = tuple[Any, ...]  # of dicts, and places in lists, which lead to a value
 
 
 def pack(value: Any, root: str = "") -> tuple[Tensors, Any]:
-    """Returns `value` as tensors named `root`/PATH and a skeleton for JSON. Raises TypeError for what neither can
-    hold."""
+    """Returns `value` as tensors named `root`/PATH and a skeleton for JSON. Raises TypeError for what neither can hold,
+    and for two tensors whose paths give one name."""
     tensors: Tensors = {}
-    return tensors, _pack(value, root, tensors)
+    return tensors, _pack(value, (root,) if root else (), tensors, {})
 
 
 def unpack(tensors: Tensors, skeleton: Any) -> Any:
@@ -57,21 +58,27 @@ def load_tree(path: Path) -> Any:
         raise ValueError(f"[train.state_file] {path} is not a file of saved state: {error}") from error
 
 
-def _pack(value: Any, path: str, tensors: Tensors) -> Any:
+def _pack(value: Any, keys: Keys, tensors: Tensors, keys_of: dict[str, Keys]) -> Any:
+    """Does what `pack` does for what is below `keys`. `keys_of`: those of the tensors, by their names."""
+    name = "/".join(map(str, keys))
     if isinstance(value, torch.Tensor):
-        name = path or "value"
+        name = name or "value"
+        if name in tensors:
+            raise TypeError(
+                f"[train.state_file] the keys {keys_of[name]} and {keys} of the state lead to two tensors of one name, "
+                f"'{name}': rename one of them"
+            )
+        keys_of[name] = keys
         # It is copied, because safetensors refuses tensors that share memory, as views into one bucket do.
         tensors[name] = value.detach().cpu().contiguous().clone()
         return {"tensor": name}
     if isinstance(value, dict):
-        return {
-            "dict": [[key, _pack(item, f"{path}/{key}" if path else str(key), tensors)] for key, item in value.items()]
-        }
+        return {"dict": [[key, _pack(item, (*keys, key), tensors, keys_of)] for key, item in value.items()]}
     if isinstance(value, (list, tuple)):
-        return [_pack(item, f"{path}/{index}" if path else str(index), tensors) for index, item in enumerate(value)]
+        return [_pack(item, (*keys, index), tensors, keys_of) for index, item in enumerate(value)]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(
-        f"[train.state_file] the state at '{path}' is a {type(value).__name__}: only tensors and plain values can be "
+        f"[train.state_file] the state at '{name}' is a {type(value).__name__}: only tensors and plain values can be "
         "saved"
     )
