@@ -61,8 +61,8 @@ class StepsOfInner(Optimizer):
 
     @contextmanager
     def _scaled_step(self) -> Iterator[None]:
-        """A context around a step. Where the step raises an error, it takes away what a GradScaler has set for this
-        step, and takes away itself only after a step that raises none."""
+        """A context around a step. Where the step raises an error, removes what a GradScaler has set for this step: the
+        GradScaler removes it only after a step that raises none."""
         try:
             yield
         except BaseException:
