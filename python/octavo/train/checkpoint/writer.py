@@ -108,7 +108,9 @@ class CheckpointWriter:
 
     def save(self, step: int, write_shared: Callable[[Path], None], rank_state: Any) -> None:
         """Writes the checkpoint of `step`. Raises JobError; the older steps are then untouched, and what was written
-        of this one is removed, unless it is complete and only the link to it could not be set.
+        of this one is removed, unless it is complete and only the link to it could not be set. Where one of several
+        disks could not give its folder the step's name, the folders of others may have it already, and stay: the step
+        is then not on every disk, and a resumed run passes over it.
 
         `write_shared(folder)` runs on all ranks together; rank 0 writes model, optimizer and trainer state.
         `rank_state` is any tree of tensors and plain values.
