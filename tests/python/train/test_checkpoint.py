@@ -234,7 +234,7 @@ def test_no_good_step_among_several_is_an_error_not_a_fresh_start(shelf):
 
 def test_the_checkpoint_of_another_run_is_not_loaded(shelf):
     save(shelf.writer(), 1)
-    with pytest.raises(JobError, match="or start over with --fresh"):
+    with pytest.raises(JobError, match=r"both whole and of this run: put back .*, or start over with --fresh"):
         shelf.newest("another run")
     assert "belongs to another run" in shelf.warnings[0]
 

@@ -59,8 +59,8 @@ def newest_checkpoint(
             return Found(step, holders)
     if lost:
         raise JobError(
-            f"[train.restore] no checkpoint in {folder} is whole: restore the files that are missing or damaged, or "
-            "start over with --fresh"
+            f"[train.restore] no checkpoint in {folder} is both whole and of this run: put back the files that this "
+            "run has written, or start over with --fresh"
         )
     return None
 
