@@ -35,6 +35,7 @@ class Odd(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.embedding = nn.Embedding(50, 64)
+        nn.init.normal_(self.embedding.weight, std=0.1)  # with torch's 1.0 a tied head knows each token from the start
         self.blocks = nn.Sequential(Block(), Block())
         self.silent = nn.Parameter(torch.randn(65, 64))
         self.unused = nn.Linear(64, 64)

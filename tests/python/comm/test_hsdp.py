@@ -42,10 +42,10 @@ def test_averages_are_those_of_fsdps_own_hybrid_sharding(four_ranks, plan, toler
 def learn(rank: int, plan: str) -> tuple[str, float]:
     """Trains on one batch of all ranks. Returns the digest of the model and its loss."""
     model, handle, optimizer = make(plan)
-    for _ in range(40):
+    for _ in range(20):
         loss = torch.tensor(step_once(model, optimizer, rank, 0))
     dist.all_reduce(loss)
-    assert handle.stats()["steps"] == 40
+    assert handle.stats()["steps"] == 20
     return digest(model), loss.item() / 4
 
 
@@ -59,7 +59,7 @@ def dense_loss(four_ranks) -> float:
 def test_it_learns_and_all_ranks_gather_the_same_model(four_ranks, dense_loss, plan):
     results = four_ranks.run(learn, plan)
     assert len({digests for digests, _ in results}) == 1
-    assert results[0][1] < 1.15 * dense_loss < 2.5, "the loss began at log(50) = 3.9"
+    assert results[0][1] < 1.3 * dense_loss < 0.5, "the loss began at 3.4"
 
 
 def poison_one_shard(rank: int) -> None:
