@@ -15,6 +15,7 @@ import random
 import signal
 import struct
 import sys
+import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -26,7 +27,9 @@ import torch._dynamo  # torch imports it at the first step of an optimizer
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
-from train_runs import nano_config, read_curve
+from train_runs import NANO, nano_config, read_curve
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from octavo.train.config import TrainConfig
 from octavo.train.launch.rank_main import run_rank
@@ -117,9 +120,17 @@ def kill_after(golden: TrainConfig, last: int) -> None:
     check_curve(victim, golden)
 
 
+def save_a_model() -> None:
+    """Imports what the first save of a process imports, which takes longer than the steps of a job."""
+    disable_progress_bar()
+    with tempfile.TemporaryDirectory() as folder:
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(**NANO)).save_pretrained(folder)
+
+
 def main(folder: str, kills: int, last: int, **options: Any) -> None:
     """Kills ranks at `kills` random moments, and once after step `last` where that is above 0; compares the curves."""
     torch.set_num_threads(1)
+    save_a_model()
     gc.freeze()  # the ranks' garbage collections then examine only their own objects
     golden = nano_config(Path(folder), out=str(Path(folder) / "golden"), **{"steps": 24, **options})
     whole_s = run_whole(golden)

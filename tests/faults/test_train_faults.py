@@ -42,13 +42,16 @@ def finish(job: subprocess.Popen[str]) -> str:
     return shown
 
 
-def train_unbroken(config: TrainConfig) -> None:
-    """Trains like the command, in processes that do not have to import torch each."""
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory) -> TrainConfig:
+    """Returns the config of a run that nothing has broken, made in processes that do not have to import torch each."""
+    config = nano_config(tmp_path_factory.mktemp("golden"), steps=STEPS, checkpoint_every=4)
     ranks = RankPool(config.nproc)
     try:
         ranks.run(run_as_rank, config, timeout_s=config.timeout_s)
     finally:
         ranks.stop()
+    return config
 
 
 def steps_done(config: TrainConfig) -> int:
@@ -57,10 +60,10 @@ def steps_done(config: TrainConfig) -> int:
 
 
 def wait_for_step(job: subprocess.Popen[str], config: TrainConfig, step: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE * 60
     while steps_done(config) < step:
         assert job.poll() is None, f"the job ended before step {step}: {job.communicate()[1]}"
-        assert time.monotonic() < deadline, f"no step {step} in a minute"
+        assert time.monotonic() < deadline, f"no step {step} in time"
         time.sleep(0.01)
 
 
@@ -87,7 +90,7 @@ def kill_loop(folder: Path, **options: object) -> None:
 
 @pytest.mark.timeout(600)
 def test_ranks_killed_at_random_moments_resume_to_the_last_digit(tmp_path):
-    kill_loop(tmp_path, kills=int(os.environ.get("OCTAVO_KILLS", "12")), last=0)
+    kill_loop(tmp_path, kills=int(os.environ.get("OCTAVO_KILLS", "9")), last=0)
 
 
 @pytest.mark.timeout(600)
@@ -104,9 +107,7 @@ def test_several_buckets_and_ranks_resume_to_the_last_digit(tmp_path, plan, rank
 
 
 @pytest.mark.timeout(180)
-def test_a_whole_job_killed_and_started_again_ends_as_if_unbroken(tmp_path):
-    golden = nano_config(tmp_path, steps=STEPS, out=str(tmp_path / "golden"))
-    train_unbroken(golden)
+def test_a_whole_job_killed_and_started_again_ends_as_if_unbroken(golden, tmp_path):
     victim = dataclasses.replace(golden, out=str(tmp_path / "victim"))
     job = start(victim, **ONE_THREAD)
     wait_for_step(job, victim, 15)
@@ -122,8 +123,10 @@ def test_a_whole_job_killed_and_started_again_ends_as_if_unbroken(tmp_path):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("rank", "outer"), [(0, 0), (1, 0), (1, 1000)])
+@pytest.mark.parametrize(("rank", "outer"), [(0, 0), (1, 1000)])
 def test_a_killed_rank_ends_the_job_within_ten_seconds_with_its_name(tmp_path, rank, outer):
+    """With 1000 local steps the other rank does not notice; test_launcher.py has either rank notice before the
+    launcher does."""
     config = nano_config(tmp_path, steps=5000, checkpoint_every=500, eval_every=5000, outer=outer)
     job = start(config)
     wait_for_step(job, config, 3)
@@ -138,10 +141,8 @@ def test_a_killed_rank_ends_the_job_within_ten_seconds_with_its_name(tmp_path, r
 
 
 @pytest.mark.timeout(180)
-def test_torchrun_starts_a_broken_job_again_and_it_goes_on(tmp_path):
+def test_torchrun_starts_a_broken_job_again_and_it_goes_on(golden, tmp_path):
     """--fresh removes the run before, but not what the interrupted attempt has made."""
-    golden = nano_config(tmp_path, steps=STEPS, out=str(tmp_path / "golden"))
-    train_unbroken(golden)
     victim = dataclasses.replace(golden, out=str(tmp_path / "victim"), fresh=True)
     own = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1", "-m", "octavo")
     command = [sys.executable, "-m", "torch.distributed.run", *own, "train", *victim.to_args()]
