@@ -136,6 +136,18 @@ def test_a_killed_rank_ends_the_job_at_once_with_its_name_and_signal(play):
     assert seconds < 10
 
 
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_rank_is_blamed_not_the_one_that_lost_it(play, killed):
+    script = f"""
+        if rank == {killed}:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        print('error: lost another rank: Connection closed', file=sys.stderr)
+        sys.exit({EXIT_PEER})
+    """
+    assert play(script)[:2] == (EXIT_JOB, f"error: rank {killed} was killed by SIGKILL\n")
+
+
 def test_the_last_words_of_a_crashed_rank_are_passed_on(play):
     script = "time.sleep(60) if rank != 1 else (print('terminate called', file=sys.stderr), os.abort())"
     _, said, _ = play(script)
@@ -328,8 +340,10 @@ def test_no_rank_and_no_file_outlives_its_launcher(tmp_path, number, status, wor
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("has_begun", [True, False])
-@pytest.mark.parametrize("options", ["fresh=True", "fresh=True, compare=('dense', 'sign+ef')"])
+@pytest.mark.parametrize(
+    ("options", "has_begun"),
+    [("fresh=True", True), ("fresh=True", False), ("fresh=True, compare=('dense', 'sign+ef')", True)],
+)
 def test_a_fresh_run_that_is_stopped_is_continued_without_fresh(tmp_path, options, has_begun):
     """With it the same command would remove what was trained; before that, the older run is still there."""
     rank = f"""
