@@ -11,7 +11,7 @@ namespace octavo {
 /// (Compressor::scale_step). Not thread-safe.
 class ClipHistory {
  public:
-  void begin_step() { has_buckets_ = is_counted_ = false; }
+  void begin_step() { has_buckets_ = is_counted_ = is_clipped_ = false; }
   void count_bucket() {
     if (std::exchange(has_buckets_, true)) return;
     ++steps_;
@@ -22,12 +22,20 @@ class ClipHistory {
     if (std::exchange(is_counted_, false)) --steps_;
   }
 
-  /// Whether a clip by this factor is one of a burst.
-  bool is_burst(double factor) const { return factor < kOfBurst * usual_factor_; }
-  /// Takes note of a clip. Returns of how many steps it was.
-  std::uint64_t add_clip(double factor) {
-    usual_factor_ = std::max(factor, kFading * usual_factor_);
-    return begin_count();
+  struct Clip {
+    bool is_of_burst;
+    std::uint64_t steps;  // that are clipped together
+  };
+  /// Takes note of a clip. Several clips between two calls of begin_step() are one, by the product of their factors.
+  Clip add_clip(double factor) {
+    if (!std::exchange(is_clipped_, true)) {
+      usual_before_ = usual_factor_;
+      factor_ = 1;
+      clipped_steps_ = begin_count();
+    }
+    factor_ *= factor;
+    usual_factor_ = std::max(factor_, kFading * usual_before_);
+    return {factor_ < kOfBurst * usual_before_, clipped_steps_};
   }
   /// Begins to count steps anew. Returns how many there were.
   std::uint64_t begin_count() {
@@ -51,6 +59,10 @@ class ClipHistory {
   bool has_buckets_ = false, is_counted_ = false;  // the current step; whether steps_ counts it
   std::uint64_t steps_ = 0;
   double usual_factor_ = 0;
+  // of the clip since the last begin_step(); usual_before_ is the usual factor before it
+  bool is_clipped_ = false;
+  double factor_ = 1, usual_before_ = 0;
+  std::uint64_t clipped_steps_ = 0;
 };
 
 }  // namespace octavo

@@ -90,9 +90,9 @@ void Compressor::scale_step(double factor) {
     fail(ErrorCode::invalid_argument, "comm.scale_step", "expected a factor from 0 to 1, got ", factor);
   }
   const std::lock_guard lock(mutex_);
-  const bool is_burst = clips_.is_burst(factor), were_several = clips_.add_clip(factor) > 1;
-  if (is_burst) roll_back();
-  if (is_burst && (were_several || is_committed())) drop_residuals_locked();
+  const auto [is_of_burst, steps] = clips_.add_clip(factor);
+  if (is_of_burst) roll_back();
+  if (is_of_burst && (steps > 1 || is_committed())) drop_residuals_locked();
 }
 
 /// Whether the residuals of the last step are committed already. Those of one that was not finite never are.

@@ -292,7 +292,7 @@ class Handle(SendsMomenta):
     def scaled_by(self, factor: float) -> None:
         """Says that the gradients have been multiplied by ``factor``, as a clip does, unless ``clip_grad_norm_`` of
         this handle did it. Call it on all ranks, in every step, with 1 where nothing was clipped, before
-        ``end_step`` and the optimizer's step.
+        ``end_step`` and the optimizer's step. Several calls of a step are one, by the product of their factors.
 
         Error feedback adds what it has left out of a gradient to later ones, in full. Without this call, a burst
         that was clipped would come back, step by step, as large as a clip lets it. If ``factor`` is less than half of

@@ -4,6 +4,7 @@ back in later steps."""
 
 import copy
 import itertools
+import math
 from functools import partial
 
 import pytest
@@ -67,18 +68,22 @@ def test_a_burst_that_was_clipped_does_not_come_back(two_ranks, plan):
     require_ordinary(two_ranks.run(norms_after_a_clip, plan)[0])
 
 
-def clip_every_step(rank: int, plan: str) -> list[Tensor]:
+def clip_every_step(rank: int, plan: str, clips: tuple[float, ...]) -> list[Tensor]:
     model, handle = wrapped(plan)
     owed = []
     for _ in range(4):
         backward(model, gradient(rank, BURST))  # always as large: no burst
-        handle.clip_grad_norm_(ORDINARY)
+        for most in clips:
+            handle.clip_grad_norm_(most)
         owed.append(residuals(handle))
     return [torch.cat([value.flatten().float() for value in one.values()]) for one in owed]
 
 
-def test_what_is_clipped_in_every_step_is_owed_as_ever(two_ranks):
-    for owed in two_ranks.run(clip_every_step, "int4+ef"):
+@pytest.mark.parametrize("clips", [(ORDINARY,), (math.inf, ORDINARY), (ORDINARY, math.inf)])
+def test_what_is_clipped_in_every_step_is_owed_as_ever(two_ranks, clips):
+    """A norm that is taken for a log, too, is no clip of its own."""
+    for owed in two_ranks.run(clip_every_step, "int4+ef", clips):
+        assert all(one.abs().max() > 0 for one in owed)
         assert all(not torch.equal(before, after) for before, after in itertools.pairwise(owed))
 
 
