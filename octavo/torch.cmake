@@ -72,6 +72,7 @@ add_library(octavo SHARED
   comm/state/state_store.cpp
   comm/state/versioned.cpp
   comm/gloo_exchange.cpp
+  comm/small_collectives.cpp
   comm/wire.cpp
   comm/shared/copy_bytes.cpp
   comm/shared/host_ranks.cpp
@@ -159,7 +160,7 @@ if(NOT OCTAVO_SANITIZE MATCHES thread)
   target_link_options(octavo PRIVATE -fopenmp)
 endif()
 target_precompile_headers(octavo PRIVATE <ATen/ATen.h>)
-set_target_properties(octavo PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+set_target_properties(octavo PROPERTIES UNITY_BUILD ${OCTAVO_UNITY} UNITY_BUILD_BATCH_SIZE 8)
 
 if(OCTAVO_PYTHON)
   Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/dc_ops.cpp bindings/arena.cpp bindings/autograd.cpp
@@ -169,7 +170,7 @@ if(OCTAVO_PYTHON)
   target_link_libraries(_C PRIVATE octavo ${octavo_torch_ROOT}/lib/libtorch_python.so)
   target_compile_definitions(_C PRIVATE USE_DISTRIBUTED USE_C10D_GLOO TORCH_EXTENSION_NAME=_C)
   # Few files with large headers, which are read once; beside the library's precompiled header, and so by its options.
-  set_target_properties(_C PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  set_target_properties(_C PROPERTIES UNITY_BUILD ${OCTAVO_UNITY} UNITY_BUILD_BATCH_SIZE 0)
   target_precompile_headers(_C REUSE_FROM octavo)
   target_compile_options(_C PRIVATE $<TARGET_PROPERTY:octavo,COMPILE_OPTIONS>)
   set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/${CMAKE_INSTALL_LIBDIR};$ORIGIN/../torch/lib")

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "octavo/comm/plan.h"
 #include "octavo/comm/serial_queue.h"
 #include "octavo/comm/shared/shared_backend.h"
+#include "octavo/comm/small_collectives.h"
 #include "octavo/comm/wire.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/kernels/error.h"
@@ -108,10 +110,9 @@ void bind_wire(py::module_& m) {
           "all_reduce", [](Wire& wire, at::Tensor tensor) { wire.all_reduce(tensor); }, no_gil, py::arg("tensor"))
       .def(
           "all_gather",
-          [](Wire& wire, const at::Tensor& own, const std::vector<std::uint64_t>& bytes) {
-            return all_gather(wire, own, bytes);
-          },
-          no_gil, py::arg("own"), py::arg("bytes"));
+          [](Wire& wire, const at::Tensor& own, const std::vector<std::uint64_t>& bytes, const std::string& of,
+             const std::string& where) { return all_gather(wire, own, bytes, of, where); },
+          no_gil, py::arg("own"), py::arg("bytes"), py::arg("of"), py::arg("where"));
 }
 
 void bind_all_reduce(py::module_& m) {

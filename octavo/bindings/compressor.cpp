@@ -62,8 +62,8 @@ std::shared_ptr<Compressor> make_shard_compressor(const BackendPtr& backend, con
                                                   const StatePaging& paging, std::uint64_t seed) {
   std::vector<ParameterInfo> infos = infos_of(parameters);
   if (rows.size() != infos.size() || std::ranges::count(rows, 0U) > 0) {
-    fail(ErrorCode::invalid_argument, "comm.compressor", "expected a row of one element or more for each of ",
-         infos.size(), " parameters, got ", rows.size(), " rows, ", std::ranges::count(rows, 0U), " of them empty");
+    fail(ErrorCode::invalid_argument, kOfCompressor, "expected a row of one element or more for each of ", infos.size(),
+         " parameters, got ", rows.size(), " rows, ", std::ranges::count(rows, 0U), " of them empty");
   }
   for (std::size_t i = 0; i < infos.size(); ++i) infos[i].ownership = Ownership::rows(rows[i]);
   return make({backend, {}}, plan, std::move(infos), timeout_s,

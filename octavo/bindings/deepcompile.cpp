@@ -141,6 +141,10 @@ void def_values(EngineClass& engine) {
       .def(
           "gather_into",
           [](Engine& engine, const std::vector<long>& ids, const std::vector<at::Tensor>& wholes) {
+            if (wholes.size() != ids.size()) {
+              fail(ErrorCode::invalid_argument, "deepcompile.gather_into", "expected memory for each of ", ids.size(),
+                   " parameters, got ", wholes.size(), " tensors");
+            }
             for (std::size_t i = 0; i < ids.size(); ++i)
               engine.param_registry->registerGatheredParam(ids[i], wholes[i]);
             engine.prefetch_params_fused(0, ids);

@@ -14,6 +14,9 @@
 /// Finds codecs by the names that plans use for them.
 namespace octavo {
 
+/// The most steps that a plan may name.
+inline constexpr std::uint64_t kMostSteps = std::uint64_t{1} << 40;
+
 /// A codec as a plan writes it: a name and options, as in "int4:128:stochastic".
 struct OCTAVO_API CodecText {
   std::string_view plan;  // the whole plan's text, for messages

@@ -6,8 +6,8 @@
 
 #include <utility>
 
-#include "octavo/comm/all_gather_value.h"
 #include "octavo/comm/schedule/linear_sum.h"
+#include "octavo/comm/small_collectives.h"
 #include "octavo/comm/wire.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"

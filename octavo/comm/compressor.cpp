@@ -12,8 +12,6 @@ namespace octavo {
 
 namespace {
 
-constexpr const char* kOfCompressor = "comm.compressor";
-
 /// Returns the parameters. Throws where two have one name, by which states are kept, or where one is no matrix of its
 /// rows.
 const std::vector<ParameterInfo>& checked(const std::vector<ParameterInfo>& parameters) {

@@ -27,6 +27,8 @@
 
 namespace octavo {
 
+inline constexpr const char* kOfCompressor = "comm.compressor";  // the place in its errors
+
 /// Averages gradients over the ranks by a plan, and keeps what must be remembered from step to step, by parameter.
 ///
 /// A step is all the buckets between two calls of begin_step(): a NaN or an infinity anywhere in it makes all of its
@@ -69,8 +71,8 @@ class OCTAVO_API Compressor {
   /// before the last one has ended. Residuals would bring back in full what the results lost by the factor: where it
   /// is less than half of the usual one (ClipHistory), as after a burst of the gradient, they are rolled back. They are
   /// dropped after several steps, of which one may have sent a part of what another had left out, and after a call that
-  /// has ended the step. All ranks must call it, with the same factor: a first factor is no burst. Throws Error
-  /// invalid_argument for a factor outside [0, 1].
+  /// has ended the step. Several calls between two steps are one, by the product of their factors. All ranks must call
+  /// it, with the same factor: a first factor is no burst. Throws Error invalid_argument for a factor outside [0, 1].
   void scale_step(double factor);
 
   /// Sets what ranks exchange from the next step on. It must be the same on all ranks: ranks that differ wait for one
@@ -253,10 +255,18 @@ class OCTAVO_API Compressor {
     bool sends_residuals = false;  // in full, in this step
 
     bool over_hits() const { return plan->over_hits && !info.exempt; }
-    bool codes_own() const { return (plan->over_hits || plan->codes_own) && !info.exempt; }
+    bool codes_own() const { return codes_own_under(*plan); }
+    bool codes_own_under(const ParameterPlan& one) const { return (one.over_hits || one.codes_own) && !info.exempt; }
     bool compares() const { return !info.exempt && plan->compares(); }
     /// Whether nothing is left to be sent of it once the step under way has ended and was finite.
     bool repays() const { return sends_residuals && power != 0; }
+  };
+
+  /// How a parameter follows a plan: the members of Parameter, and what goes on of what was kept until then.
+  struct Following {
+    const ParameterPlan* plan;
+    std::shared_ptr<FeedbackMemory> memory = {};
+    std::vector<Role> roles = {}, continued = {};
   };
 
   /// What the codecs of all parameters have in common in the current step.
@@ -303,6 +313,7 @@ class OCTAVO_API Compressor {
   bool has_encoded(const std::vector<Slot>& slots) const;
   bool fits_dtype(const Job& job) const;
   bool takes_as_it_is(const Job& job) const;
+  bool is_cut(const Parameter& parameter) const;
   CommonTraits common_traits() const;
   at::Tensor result_of(const at::Tensor& bucket) const;
 
@@ -320,7 +331,7 @@ class OCTAVO_API Compressor {
 
   // compressor_plan.cpp
   void use(const Plan& plan);
-  void use_for(std::size_t index);
+  Following following(const Plan& plan, std::size_t index);
   void require_fits_ranks(const Plan& plan) const;
   void forget_unused();
   void require_fits_hosts(const Plan& plan, const std::vector<std::string>& parameters) const;
@@ -341,9 +352,9 @@ class OCTAVO_API Compressor {
   Collective collective_;
   Verdict verdict_;
   SchedulePool schedules_;
-  std::shared_ptr<const Plan> plan_, plan_before_;  // before use(): parameters point into it, also where that throws
-  std::optional<AutoPlan> auto_;                    // only where plan_ has choices and there are several ranks
-  Clock::time_point first_ready_, last_done_;       // of the step's buckets
+  std::shared_ptr<const Plan> plan_;           // parameters point into it
+  std::optional<AutoPlan> auto_;               // only where plan_ has choices and there are several ranks
+  Clock::time_point first_ready_, last_done_;  // of the step's buckets
   std::vector<Parameter> parameters_;
   mutable std::optional<CommonTraits> common_;  // null until asked for, and once the step or a plan has changed
   StateStore state_;

@@ -14,12 +14,6 @@
 
 namespace octavo {
 
-namespace {
-
-constexpr const char* kOfBucket = "comm.compressor";
-
-}  // namespace
-
 std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vector<Slot> slots,
                                                    std::optional<double> divisor, Clock::time_point ready) {
   const std::lock_guard lock(mutex_);
@@ -119,7 +113,7 @@ AutoPlan::Turn Compressor::choose_plan(Job& job) {
 void Compressor::advance(Job& job) {
   const std::lock_guard lock(mutex_);
   if (!is_to_advance(job)) {
-    fail(ErrorCode::invalid_argument, kOfBucket, "the job has ", transfers(job),
+    fail(ErrorCode::invalid_argument, kOfCompressor, "the job has ", transfers(job),
          " transfers, and the last one is under way: call finish()");
   }
   job.schedule->advance();
@@ -129,7 +123,7 @@ void Compressor::advance(Job& job) {
 void Compressor::finish(std::unique_ptr<Job> job) {
   const std::lock_guard lock(mutex_);
   if (!job || is_to_advance(*job)) {
-    fail(ErrorCode::invalid_argument, kOfBucket, "expected a job of begin() that advance() was called for ",
+    fail(ErrorCode::invalid_argument, kOfCompressor, "expected a job of begin() that advance() was called for ",
          job ? c10::str(transfers(*job) - 1, " times, got ", job->advanced) : "before, got none");
   }
   const Outcome outcome = job->outcome ? *job->outcome : job->schedule->finish();
@@ -235,6 +229,12 @@ bool Compressor::fits_dtype(const Job& job) const {
   return all_finite(averages);
 }
 
+/// Whether both codecs of a parameter work part by part.
+bool Compressor::is_cut(const Parameter& parameter) const {
+  const auto [up, down] = codecs_of(parameter);
+  return std::max(up->traits().granule, down->traits().granule) < kUncut;
+}
+
 /// Whether the gradients of a bucket, of whatever dtype, are read and written where they lie: float32 always, other
 /// dtypes part by part. A codec or a map that looks at a whole tensor at a time needs all of it as float32. Results
 /// that are scaled afterwards or compared, and hosts' means, need float32, too, because they would lose digits in
@@ -244,9 +244,7 @@ bool Compressor::takes_as_it_is(const Job& job) const {
   return !host_ && !measures_ && job.gradient_scale == 1.0F &&
          std::none_of(job.slots.begin(), job.slots.end(), [&](const Slot& slot) {
            const Parameter& parameter = parameters_[slot.parameter];
-           const auto [up, down] = codecs_of(parameter);
-           const bool is_cut = std::max(up->traits().granule, down->traits().granule) < kUncut;
-           return momenta_.sends_own(slot.parameter) || map_of(parameter) || !is_cut;
+           return momenta_.sends_own(slot.parameter) || map_of(parameter) || !is_cut(parameter);
          });
 }
 
@@ -261,9 +259,8 @@ bool Compressor::takes_apart(at::ScalarType dtype) const {
 Compressor::CommonTraits Compressor::common_traits() const {
   CommonTraits all;
   for (const Parameter& parameter : parameters_) {
-    const auto [up, down] = codecs_of(parameter);
     all.are_unmapped &= map_of(parameter) == nullptr;
-    all.are_cut &= std::max(up->traits().granule, down->traits().granule) < kUncut;
+    all.are_cut &= is_cut(parameter);
   }
   return all;
 }

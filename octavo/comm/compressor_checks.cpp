@@ -9,12 +9,6 @@
 
 namespace octavo {
 
-namespace {
-
-constexpr const char* kOfChecks = "comm.compressor";
-
-}  // namespace
-
 void Compressor::require_parameter(std::size_t parameter, const char* where) const {
   if (parameter < parameters_.size()) return;
   fail(ErrorCode::invalid_argument, where, "expected one of ", parameters_.size(), " parameters, got number ",
@@ -31,29 +25,29 @@ void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>&
 
 void Compressor::require_gradients(const at::Tensor& bucket) {
   if (!bucket.defined() || !(at::isFloatingType(bucket.scalar_type()) || bucket.is_complex())) {
-    fail(ErrorCode::invalid_argument, kOfChecks, "expected a bucket of a floating or complex dtype, got ",
+    fail(ErrorCode::invalid_argument, kOfCompressor, "expected a bucket of a floating or complex dtype, got ",
          bucket.defined() ? toString(bucket.scalar_type()) : "an undefined tensor");
   }
   if (bucket.is_conj() || bucket.is_neg() || !(bucket.is_sparse() || bucket.is_contiguous())) {
-    fail(ErrorCode::invalid_argument, kOfChecks,
+    fail(ErrorCode::invalid_argument, kOfCompressor,
          "expected a bucket in row-major order, with values of its own, got strides ",
          bucket.is_sparse() ? at::IntArrayRef() : bucket.strides(), " of ", bucket.sizes(),
          bucket.is_conj() || bucket.is_neg() ? ", a view of other values: call clone()" : ": call contiguous()");
   }
   if (bucket.is_sparse() && bucket.is_complex()) {
-    fail(ErrorCode::unsupported, kOfChecks,
+    fail(ErrorCode::unsupported, kOfCompressor,
          "a sparse gradient of complex numbers has no plan: let the layer have dense gradients (sparse=False)");
   }
 }
 
 void Compressor::require_takes_sparse() const {
   if (host_) {
-    fail(ErrorCode::unsupported, kOfChecks,
+    fail(ErrorCode::unsupported, kOfCompressor,
          "a sparse gradient is not cut into the ranges that ranks of a host own: let the layer have dense gradients ",
          "(sparse=False), or leave ranks_per_host out");
   }
   if (collective_ == Collective::reduce_to_owners) {
-    fail(ErrorCode::unsupported, kOfChecks,
+    fail(ErrorCode::unsupported, kOfCompressor,
          "a sparse gradient is not cut into what ranks own: let the layer have dense gradients (sparse=False)");
   }
 }
@@ -64,13 +58,13 @@ void Compressor::require_within(const at::Tensor& bucket, const std::vector<Slot
   const std::uint64_t parts = collective_ == Collective::reduce_scatter ? ranks : 1;
   const std::uint64_t room = bucket.is_sparse() ? 0 : reals * static_cast<std::uint64_t>(bucket.numel()) / parts;
   for (const Slot& slot : slots) {
-    require_parameter(slot.parameter, kOfChecks);
+    require_parameter(slot.parameter, kOfCompressor);
     if (slot.apart || bucket.is_sparse()) continue;
     const ParameterInfo& info = parameters_[slot.parameter].info;
     const std::uint64_t count = parts > 1 ? info.ownership.range_size(info.count, wire_->world_size()) : info.count;
     if (count <= room && reals * slot.offset <= room - count) continue;
-    fail(ErrorCode::invalid_argument, kOfChecks, "expected ", info.name, ", ", count, " real numbers, within ", room,
-         " of a bucket, got it at ", reals * slot.offset);
+    fail(ErrorCode::invalid_argument, kOfCompressor, "expected ", info.name, ", ", count, " real numbers, within ",
+         room, " of a bucket, got it at ", reals * slot.offset);
   }
 }
 
@@ -78,20 +72,20 @@ void Compressor::require_within(const at::Tensor& bucket, const std::vector<Slot
 /// read and written once a step.
 void Compressor::require_first_use(const std::vector<Slot>& slots) const {
   if (current_ != Step::under_way) {
-    fail(ErrorCode::invalid_argument, kOfChecks, "no step is under way: call begin_step() before its first bucket");
+    fail(ErrorCode::invalid_argument, kOfCompressor, "no step is under way: call begin_step() before its first bucket");
   }
   std::set<std::size_t> in_bucket;
   for (const Slot& slot : slots) {
     const Parameter& parameter = parameters_[slot.parameter];
     if (in_bucket.insert(slot.parameter).second && parameter.last_used != steps_) continue;
-    fail(ErrorCode::invalid_argument, kOfChecks, "expected each parameter once in a step, got ", parameter.info.name,
-         " again: add up its gradients, or begin another step");
+    fail(ErrorCode::invalid_argument, kOfCompressor, "expected each parameter once in a step, got ",
+         parameter.info.name, " again: add up its gradients, or begin another step");
   }
 }
 
 void Compressor::require_divisor(std::optional<double> divisor) {
   if (!divisor || (std::isfinite(*divisor) && *divisor > 0)) return;
-  fail(ErrorCode::invalid_argument, kOfChecks, "expected a finite divisor above 0, got ", *divisor);
+  fail(ErrorCode::invalid_argument, kOfCompressor, "expected a finite divisor above 0, got ", *divisor);
 }
 
 }  // namespace octavo

@@ -21,8 +21,9 @@ const Codec* without_loss(const Contribution& tensor) {
   return is_bfloat16 && tensor.up == &block_coding(BlockCodec::fp32) ? &exact_coding(tensor.dtype) : tensor.up;
 }
 
-/// Returns a key that is distinct for every step, parameter and rank of a run: the random bits that rounding adds must
-/// not repeat. Numbers that do not fit into the fields of a key are hashed to one.
+/// Returns a key that is distinct for every step, parameter and rank of a run; with ranks_per_host, for every host,
+/// whose ranks use it for different elements. The random bits that rounding adds must not repeat. Numbers that do not
+/// fit into the fields of a key are hashed to one.
 std::uint64_t rounding_key(std::uint64_t step, std::uint64_t parameter, std::uint64_t rank) {
   constexpr unsigned kStepShift = 32, kParameterShift = 12;
   const bool fit = parameter >> (kStepShift - kParameterShift) == 0 && rank >> kParameterShift == 0;
@@ -56,7 +57,7 @@ void Compressor::expect_any_plan(const std::vector<Slot>& slots) {
   const auto expect = [&](Wire& wire, const auto& count_of) {
     std::uint64_t values = 0;
     for (const Parameter* one : sent) values += one->info.ownership.range_size(count_of(*one), wire.world_size());
-    wire.set_longest_message(longest_message(values, sent.size()));
+    wire.expect_messages_of(longest_message(values, sent.size()));
   };
   expect(*wire_, [](const Parameter& parameter) { return parameter.remembered_count; });
   if (host_) expect(*host_, [](const Parameter& parameter) { return parameter.info.count; });

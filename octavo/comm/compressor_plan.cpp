@@ -9,6 +9,7 @@
 #include "octavo/comm/compressor.h"
 #include "octavo/comm/feedback/ef14.h"
 #include "octavo/comm/feedback/packed_owed.h"
+#include "octavo/comm/small_collectives.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -19,13 +20,13 @@ void require_scatterable(const Plan& plan, const std::vector<std::string>& param
   for (const std::string& parameter : parameters) {
     const ParameterPlan& of_one = plan.of(parameter);
     if (of_one.feedback && !of_one.feedback->fits_kept_sums()) {
-      fail(ErrorCode::invalid_argument, "comm.compressor", "in the plan ", plan.text(), ", +", of_one.feedback->text(),
+      fail(ErrorCode::invalid_argument, kOfCompressor, "in the plan ", plan.text(), ", +", of_one.feedback->text(),
            " remembers what owners send to all, and ranks of fully_shard and ZeRO keep the sums of their shards to ",
            "themselves: ", of_one.compares() ? "use the codec inside lsh with +ef" : "use +ef",
            ", or compress between replicas of shards (octavo.compress, replicas)");
     }
     if (!of_one.map) continue;
-    fail(ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(), " makes a linear map of ", parameter,
+    fail(ErrorCode::invalid_argument, kOfCompressor, "the plan ", plan.text(), " makes a linear map of ", parameter,
          ", which gives all ranks the whole mean, and ranks of fully_shard and ZeRO keep a shard each: use a codec of ",
          "values, such as int4+ef or topk:0.01+ef, or compress between replicas of shards (octavo.compress, replicas)");
   }
@@ -83,44 +84,55 @@ void Compressor::require_fits_ranks(const Plan& plan) const {
   if (scatters()) require_scatterable(plan, names);
   if (host_) require_fits_hosts(plan, names);
   if (plan.choices && (scatters() || shards_ || host_)) {
-    fail(ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(),
+    fail(ErrorCode::invalid_argument, kOfCompressor, "the plan ", plan.text(),
          " measures the exchanges of DistributedDataParallel between all ranks: with fully_shard, ZeRO and ",
          "ranks_per_host name a plan, such as ", plan.choices->back().text());
   }
 }
 
+/// Lets all parameters follow the plan, and keeps of what they remember what it continues. What may throw comes before
+/// the first change.
 void Compressor::use(const Plan& plan) {
-  plan_before_ = std::exchange(plan_, std::make_shared<const Plan>(plan));
-  for (std::size_t i = 0; i < parameters_.size(); ++i) use_for(i);
-  plan_before_.reset();
-  forget_unused();
-  auto_.reset();
-  if (plan_->choices && world_size() > 1) {
-    auto_.emplace(plan_->choices->size(),
-                  [this](std::vector<std::int64_t>& numbers) { broadcast_from_rank_0(*wire_, numbers); });
+  auto next = std::make_shared<const Plan>(plan);
+  std::vector<Following> all;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) all.push_back(following(*next, i));
+  std::optional<AutoPlan> choice;
+  if (next->choices && world_size() > 1) {
+    choice.emplace(next->choices->size(),
+                   [this](std::vector<std::int64_t>& numbers) { broadcast_from_rank_0(*wire_, numbers); });
   }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    state_.clear_except(i, all[i].continued);
+    parameters_[i].plan = all[i].plan;
+    parameters_[i].memory = std::move(all[i].memory);
+    parameters_[i].roles = std::move(all[i].roles);
+    parameters_[i].packed = {};
+  }
+  plan_ = std::move(next);
+  auto_ = std::move(choice);
+  common_.reset();
 }
 
-/// Lets a parameter follow plan_, and keeps of what it remembers what the plan continues.
-void Compressor::use_for(std::size_t index) {
-  Parameter& parameter = parameters_[index];
-  const ParameterPlan& of_this = plan_->of(parameter.info.name);
-  const ParameterPlan* const now = of_this.choices ? of_this.choices->data() : &of_this;
-  const ParameterPlan* const old = std::exchange(parameter.plan, now);
-  common_.reset();
+/// Returns how a parameter follows the plan, which must stay where it is.
+Compressor::Following Compressor::following(const Plan& plan, std::size_t index) {
+  const Parameter& parameter = parameters_[index];
+  const ParameterPlan& of_this = plan.of(parameter.info.name);
+  Following next{of_this.choices ? of_this.choices->data() : &of_this};
   const FeedbackPtr& feedback = of_this.feedback;
-  const bool is_mapped = now->map != nullptr, same_map = map_text(old) == map_text(now);
+  const bool is_mapped = next.plan->map != nullptr;
   const bool remembers = feedback && (feedback->momentum() || (!is_mapped && !parameter.info.exempt));
-  parameter.packed = {};
-  parameter.memory = remembers ? feedback->remember(state_, index) : FeedbackMemory::none();
-  parameter.roles = {kOwnMomentum, kOwnUpdate};
+  next.memory = remembers ? feedback->remember(state_, index) : FeedbackMemory::none();
+  next.roles = {kOwnMomentum, kOwnUpdate};
   for (const Role& role : remembers ? feedback->roles() : std::vector<Role>()) {
     const bool is_of_own = is_same(role, kOwnResidual) || is_same(role, kPackedOwedToOwn);
-    if (parameter.codes_own() || !is_of_own) parameter.roles.push_back(role);
+    if (parameter.codes_own_under(*next.plan) || !is_of_own) next.roles.push_back(role);
   }
+  next.continued = next.roles;
+  if (!is_mapped) return next;
+  next.roles.insert(next.roles.end(), {kResidual, kMapMemory});
   // What was loaded is kept, because it may be of this map: a map takes no memory of another size.
-  if (is_mapped && !same_map && !was_loaded_) state_.clear_except(index, parameter.roles);
-  if (is_mapped) parameter.roles.insert(parameter.roles.end(), {kResidual, kMapMemory});
+  if (map_text(parameter.plan) == map_text(next.plan) || was_loaded_) next.continued = next.roles;
+  return next;
 }
 
 /// Drops what the plan would not change: under a later plan it would be added to gradients of another time.
@@ -134,14 +146,13 @@ void Compressor::require_fits_hosts(const Plan& plan, const std::vector<std::str
   for (const std::string& parameter : parameters) {
     const ParameterPlan& of_one = plan.of(parameter);
     if (of_one.map) {
-      fail(ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(), " makes a linear map of ",
-           parameter,
+      fail(ErrorCode::invalid_argument, kOfCompressor, "the plan ", plan.text(), " makes a linear map of ", parameter,
            ", which needs the whole tensor, and with ranks_per_host each rank exchanges a range of it: use a ",
            "codec of values, such as int4+ef or topk:0.01+ef, or leave ranks_per_host out");
     }
     if (of_one.feedback && of_one.feedback->needs_whole_power()) {
       fail(
-          ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(),
+          ErrorCode::invalid_argument, kOfCompressor, "the plan ", plan.text(),
           " clips each rank's gradient, and with ranks_per_host the mean of a host is sent: leave +clip out, or leave ",
           "ranks_per_host out");
     }

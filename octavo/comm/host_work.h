@@ -9,7 +9,8 @@
 namespace octavo {
 
 /// The works of a CPU back end, of one call or of several, as one work with the caller's tensors as its result. It is
-/// done when all of them are; the first failure counts, in the order of the calls. Thread-safe where the works are.
+/// done when all of them are. Of several failures the first one in the order of the calls counts, in getFuture() the
+/// first one in time. Thread-safe where the works are.
 class HostWork final : public c10d::Work {
  public:
   using Tensors = std::vector<at::Tensor>;

@@ -35,12 +35,11 @@ ContributedBucket::ContributedBucket(const at::Tensor& values, std::span<const C
   };
   const LaunchScope scope(device);
   for (const Contribution& tensor : tensors) {
-    for (std::uint64_t first = 0; first < tensor.count; first += tensor.run) {
-      const std::uint64_t count = std::min(tensor.run, tensor.count - first);
+    tensor.for_each_run([&](std::uint64_t first, std::uint64_t count) {
       const float* const from = values_from(tensor, first);
       float* const to = copy.mutable_data_ptr<float>() + (from - start);
       scope.kernels().subtract_estimate(scope.queue(), tensor.input(first, from), nullptr, count, to);
-    }
+    });
     Range result = {0, tensor.count};
     if (tensor.owner_keeps_sum) result = owned_range(tensor.count, wire.rank(), wire.world_size(), tensor.ownership);
     if (result.count > 0) result.first = static_cast<std::uint64_t>(values_from(tensor, result.first) - start);

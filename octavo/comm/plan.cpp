@@ -150,7 +150,6 @@ ParameterPlan ParameterPlan::automatic(const CodecText& text) {
 
 void ParameterPlan::add(const CodecText& text, std::string_view part) {
   constexpr std::string_view kWarmUp = "warmup:", kClip = "clip:", kDown = "down:", kHits = "hits";
-  constexpr auto kLongest = std::uint64_t{1} << 40;
   if (FeedbackPtr wanted = make_feedback(text, part)) {
     set_feedback(text, std::move(wanted));
   } else if (part.starts_with(kClip)) {
@@ -164,7 +163,7 @@ void ParameterPlan::add(const CodecText& text, std::string_view part) {
     over_hits = true;
   } else if (part.starts_with(kWarmUp)) {
     const std::uint64_t steps =
-        text.whole_number(part.substr(kWarmUp.size()), 1, kLongest, "a warm-up has a number of steps");
+        text.whole_number(part.substr(kWarmUp.size()), 1, kMostSteps, "a warm-up has a number of steps");
     if (warm_up) text.refuse("it has two warm-ups");
     warm_up = std::make_shared<const WarmUp>(WarmUp{steps});
   } else if (part.starts_with(kDown)) {

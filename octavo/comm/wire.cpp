@@ -195,26 +195,4 @@ Transfer Wire::start_reduce_scatter(at::Tensor& output, at::Tensor& input) {
   });
 }
 
-at::Tensor all_gather(Wire& wire, const at::Tensor& own, std::span<const std::uint64_t> bytes) {
-  const auto rank = static_cast<std::size_t>(wire.rank());
-  if (bytes.size() != static_cast<std::size_t>(wire.world_size()) || bytes[rank] != own.nbytes()) {
-    fail(ErrorCode::invalid_argument, "comm.all_gather", "rank ", wire.name_of(wire.rank()),
-         ": expected the bytes of each of ", wire.world_size(), " ranks, and its own ", own.nbytes(), " among them");
-  }
-  const std::uint64_t sum = std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
-  at::Tensor all = at::empty({static_cast<std::int64_t>(sum)}, at::kByte);
-  const std::vector<Parcel> to_all(bytes.size(), {0, own.nbytes()});
-  wire.exchange(own, to_all, all, bytes).wait();
-  return all;
-}
-
-void broadcast_from_rank_0(Wire& wire, std::span<std::int64_t> numbers) {
-  if (wire.world_size() == 1) return;
-  at::Tensor sum = at::zeros({static_cast<std::int64_t>(numbers.size())}, at::kLong);
-  auto* const values = sum.mutable_data_ptr<std::int64_t>();
-  if (wire.rank() == 0) std::ranges::copy(numbers, values);
-  wire.all_reduce(sum);
-  std::copy_n(values, numbers.size(), numbers.begin());
-}
-
 }  // namespace octavo

@@ -86,7 +86,7 @@ class OCTAVO_API Transfer {
 class OCTAVO_API Wire {
  public:
   /// `backend` must have a name (getBackendName). `longest_message`: the bytes of the longest message that a rank may
-  /// ever send another one; 0: not known yet (set_longest_message()). `names`: the numbers by which errors name the
+  /// ever send another one; 0: not known yet (expect_messages_of()). `names`: the numbers by which errors name the
   /// ranks, in rank order, where a user knows them by other numbers than those of the back end; empty: by those.
   /// Errors of memory that ranks share (SharedBackend) have the numbers of the back end.
   /// Throws Error invalid_argument without a back end, and for a timeout of 0 or below, which c10d does not wait for.
@@ -110,8 +110,9 @@ class OCTAVO_API Wire {
   [[nodiscard]] Transfer exchange(const at::Tensor& send, std::span<const Parcel> parcels, at::Tensor& receive,
                                   std::span<const std::uint64_t> receive_bytes);
 
-  /// Sets the bytes of the longest message that a rank may send another one from now on, even if it should send fewer.
-  void set_longest_message(std::uint64_t longest_message) { longest_message_ = room_for(longest_message); }
+  /// Says that a message from one rank to another may have this many bytes. There is then always room for the longest
+  /// message that was ever said.
+  void expect_messages_of(std::uint64_t bytes) { longest_message_ = room_for(bytes); }
   /// Returns the size of the buffer for a message of `bytes` bytes. The buffer has room for the longest message, so
   /// that a rank that sends another message is found by the message's header: Gloo ends the process of a receiver that
   /// has too little room, but accepts a message that is shorter than its buffer. A SharedBackend compares the sizes
@@ -154,13 +155,5 @@ class OCTAVO_API Wire {
   const std::vector<int> names_;
   std::atomic<std::uint64_t> sent_bytes_ = 0;
 };
-
-/// Returns the bytes of all ranks, one rank's after another's, on all of them. `own`: what this rank gives, uint8 of
-/// one dimension, on the CPU. `bytes`: how many each rank gives, in rank order. All ranks call it together. Throws what
-/// Wire throws, and Error invalid_argument where `bytes` is not for these ranks or not for `own`.
-OCTAVO_API at::Tensor all_gather(Wire& wire, const at::Tensor& own, std::span<const std::uint64_t> bytes);
-
-/// Replaces the numbers by those of rank 0. All ranks call it together, with as many numbers. Throws what Wire throws.
-OCTAVO_API void broadcast_from_rank_0(Wire& wire, std::span<std::int64_t> numbers);
 
 }  // namespace octavo

@@ -23,8 +23,6 @@ namespace octavo::dc {
 
 namespace {
 
-constexpr const char* kOfEngine = "deepcompile.engine";
-
 c10::Stream stream_beside(c10::Device device) {
   if (device.is_cpu()) return c10::Stream(c10::Stream::DEFAULT, device);
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/false);

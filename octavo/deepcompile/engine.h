@@ -31,6 +31,8 @@
 
 namespace octavo::dc {
 
+inline constexpr const char* kOfEngine = "deepcompile.engine";  // the place in its errors
+
 struct EngineOptions {
   Plan plan = Plan::parse("dense");  // for gradients
   CodecPtr gather_codec = nullptr;   // for parameters that are sent to all ranks; null: they are sent unchanged

@@ -12,12 +12,6 @@
 
 namespace octavo::dc {
 
-namespace {
-
-constexpr const char* kOfValues = "deepcompile.engine";
-
-}  // namespace
-
 // ---- whole parameters
 
 Z3CustomOpExecutor& Engine::z3_executor(long graph_id) const {
@@ -52,7 +46,7 @@ void Engine::release_param(long graph_id, long ds_id, long n_users) {
 
 void Engine::set_persistent(long ds_id, bool is_persistent) {
   if (!is_persistent && std::ranges::find(whole_, ds_id) != whole_.end()) {
-    fail(ErrorCode::invalid_argument, kOfValues, "parameter ", ds_id,
+    fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id,
          " is of stage 1 or 2, where parameters stay whole: ", "this is for those of register_z3_param()");
   }
   param_registry->setPersistent(ds_id, is_persistent);
@@ -151,7 +145,7 @@ void Engine::restore() {
 void Engine::free_tensors(const std::vector<at::Tensor>& tensors) const {
   if (flags->profile) return;
   if (!std::ranges::all_of(tensors, &at::Tensor::defined)) {
-    fail(ErrorCode::invalid_argument, kOfValues, "expected tensors to free, got an undefined one");
+    fail(ErrorCode::invalid_argument, kOfEngine, "expected tensors to free, got an undefined one");
   }
   for (const at::Tensor& tensor : tensors) {
     if (static_cast<std::int64_t>(tensor.nbytes()) <= flags->free_activation_threshold) continue;

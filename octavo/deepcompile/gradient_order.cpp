@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "octavo/comm/schedule/messages.h"
+#include "octavo/comm/small_collectives.h"
 #include "octavo/deepcompile/error_context.h"
 #include "octavo/kernels/error.h"
 

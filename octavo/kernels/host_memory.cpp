@@ -63,7 +63,7 @@ std::optional<ControlGroup> group_of_process(const std::string& root) {
 
 }  // namespace
 
-std::int64_t HostMemory::kilobytes_field(const std::string& path, const std::string& name) const {
+std::int64_t HostMemory::bytes_in_field(const std::string& path, const std::string& name) const {
   const auto kilobytes = field(root_ + path, name);
   if (!kilobytes) {
     fail(ErrorCode::unsupported, "kernels.host_memory", path, " cannot be read or has no line '", name,
@@ -72,9 +72,9 @@ std::int64_t HostMemory::kilobytes_field(const std::string& path, const std::str
   return *kilobytes * 1024;
 }
 
-std::int64_t HostMemory::resident_bytes() const { return kilobytes_field("/proc/self/status", "VmRSS:"); }
+std::int64_t HostMemory::resident_bytes() const { return bytes_in_field("/proc/self/status", "VmRSS:"); }
 
-std::int64_t HostMemory::peak_resident_bytes() const { return kilobytes_field("/proc/self/status", "VmHWM:"); }
+std::int64_t HostMemory::peak_resident_bytes() const { return bytes_in_field("/proc/self/status", "VmHWM:"); }
 
 void HostMemory::reset_peak_resident() const {
   std::ofstream file(root_ + "/proc/self/clear_refs");
@@ -86,11 +86,11 @@ void HostMemory::reset_peak_resident() const {
 }
 
 std::int64_t HostMemory::total_bytes() const {
-  return std::min(kilobytes_field("/proc/meminfo", "MemTotal:"), control_group().total_bytes);
+  return std::min(bytes_in_field("/proc/meminfo", "MemTotal:"), control_group().total_bytes);
 }
 
 std::int64_t HostMemory::available_bytes() const {
-  return std::min(kilobytes_field("/proc/meminfo", "MemAvailable:"), control_group().available_bytes);
+  return std::min(bytes_in_field("/proc/meminfo", "MemAvailable:"), control_group().available_bytes);
 }
 
 /// Returns the tightest limits from the process's group up to the root. In a container the path may be the host's. Then

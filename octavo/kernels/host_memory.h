@@ -31,7 +31,8 @@ class OCTAVO_API HostMemory {
     std::int64_t available_bytes;
   };
   Limit control_group() const;
-  std::int64_t kilobytes_field(const std::string& path, const std::string& name) const;
+  /// The file has the number in kB.
+  std::int64_t bytes_in_field(const std::string& path, const std::string& name) const;
 
   std::string root_;
 };

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "octavo/codec/registry.h"
-#include "octavo/comm/all_gather_value.h"
-#include "octavo/comm/schedule/stopwatch.h"
+#include "octavo/comm/small_collectives.h"
+#include "octavo/comm/stopwatch.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
 
@@ -20,7 +20,7 @@ namespace octavo {
 
 namespace {
 
-constexpr const char *kOfOuter = "outer.Outer", *kOfRound = "outer.round";
+constexpr const char* kOfRound = "outer.round";
 /// Marks rounds of synchronize(), for which ranks may have made other numbers of steps.
 constexpr std::uint64_t kSynchronizing = ~std::uint64_t{0};
 
@@ -257,7 +257,8 @@ void Outer::arrive(std::size_t index, double own_share, std::vector<Skipped>& sk
     });
   }
   ++skipped_;
-  skipped.push_back({index, round.fragment->compressor().step(), arrival.culprits, return_to_start()});
+  or_fail_for_good(
+      [&] { skipped.push_back({index, round.fragment->compressor().step(), arrival.culprits, return_to_start()}); });
 }
 
 /// Moves this rank back to its starts where it has a NaN or an infinity anywhere, which would spread with the next

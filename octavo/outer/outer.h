@@ -22,6 +22,8 @@
 
 namespace octavo {
 
+inline constexpr const char* kOfOuter = "outer.Outer";  // the place in its errors
+
 /// When and how ranks bring their values together again.
 struct OuterOptions {
   std::uint64_t every = 20;     // steps from one round of a fragment to the next

@@ -25,12 +25,11 @@ FeedbackPtr make_loco(const CodecText& text) {
   constexpr auto kExpected =
       "loco takes a share of the past of at least 0 and below 1, and after how many steps it begins anew, as in "
       "int4+loco:0.8:1024";
-  constexpr auto kLongest = std::uint64_t{1} << 40;
   if (text.options.size() > 2) text.refuse(kExpected);
   const double beta = text.options.empty() ? Loco::kBeta : text.number(text.options[0], kExpected);
   if (!(beta >= 0 && beta < 1)) text.refuse(kExpected);
   if (text.options.size() < 2) return std::make_shared<Loco>(beta);
-  return std::make_shared<Loco>(beta, text.whole_number(text.options[1], 1, kLongest, kExpected));
+  return std::make_shared<Loco>(beta, text.whole_number(text.options[1], 1, kMostSteps, kExpected));
 }
 
 }  // namespace octavo

@@ -6,7 +6,7 @@
 namespace octavo {
 
 // What a rank owes in 8 bits (state/packed.h): to the averages of what it sent to owners, and of the sums that it owns;
-// over hits, also of its contributions to these.
+// where own values are encoded too (Contribution::codes_own), also of its contributions to these.
 inline constexpr Role kPackedOwed = {
     .name = "packed_owed", .extent = Extent::sent, .dtype = at::kByte, .is_owed = true};
 inline constexpr Role kPackedOwedToAll = {

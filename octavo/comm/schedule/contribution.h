@@ -3,6 +3,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -41,8 +42,8 @@ struct Contribution {
   float momentum_weight = 0.0F;
   std::shared_ptr<FeedbackMemory> memory = FeedbackMemory::none();
   /// The key of the random bits by which residuals and codes are rounded. It must be another one in every step, for
-  /// every parameter and on every rank (rules::derive_key): with equal keys an element is rounded alike each time,
-  /// which is biased.
+  /// every parameter and on every rank or, with ranks_per_host, host (rules::derive_key): with equal keys an element is
+  /// rounded alike each time, which is biased.
   std::uint64_t rounding_key = 0;
   /// The share of what is owed (EF14's worker) that is added to the gradient; the rest is a part of the gradient
   /// already.
@@ -66,6 +67,12 @@ struct Contribution {
   std::uint64_t run = kUncut, stride = kUncut;
   void* at(std::uint64_t first) const {
     return static_cast<std::byte*>(values) + (first / run * stride + first % run) * c10::elementSize(dtype);
+  }
+
+  /// Calls body(first, count) for the parts of the tensor that lie together in memory.
+  template <class Body>
+  void for_each_run(const Body& body) const {
+    for (std::uint64_t first = 0; first < count; first += run) body(first, std::min(run, count - first));
   }
 
   /// Returns the PayloadPart::key of the range that begins at element `first`.

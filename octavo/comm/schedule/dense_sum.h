@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "octavo/comm/schedule/schedule.h"
-#include "octavo/comm/schedule/stopwatch.h"
+#include "octavo/comm/stopwatch.h"
 #include "octavo/comm/wire.h"
 
 namespace octavo {

@@ -27,17 +27,9 @@ std::uint64_t stride_of(const Contribution& tensor) {
   return tensor.count < kSampledCount || tensor.memory->needs_whole_power() ? kPowerChunk : kSampledStride;
 }
 
-/// Calls body(first, count) for the parts of a tensor that lie together in memory.
-template <class Body>
-void for_each_run(const Contribution& tensor, Body body) {
-  for (std::uint64_t first = 0; first < tensor.count; first += tensor.run) {
-    body(first, std::min(tensor.run, tensor.count - first));
-  }
-}
-
 std::uint64_t chunks_of(const Contribution& tensor, std::uint64_t stride) {
   std::uint64_t chunks = 0;
-  for_each_run(tensor, [&](std::uint64_t, std::uint64_t count) { chunks += divide_up(count, stride); });
+  tensor.for_each_run([&](std::uint64_t, std::uint64_t count) { chunks += divide_up(count, stride); });
   return chunks;
 }
 
@@ -68,7 +60,7 @@ void measure_run(const LaunchScope& scope, c10::Device device, const Contributio
 
 void measure(const Contribution& tensor, std::uint64_t stride, c10::Device device, float* powers) {
   const LaunchScope scope(device);
-  for_each_run(tensor, [&](std::uint64_t start, std::uint64_t count) {
+  tensor.for_each_run([&](std::uint64_t start, std::uint64_t count) {
     const auto chunks = static_cast<std::int64_t>(divide_up(count, stride));
     for_parts(device, chunks, kGrainChunks, [&](std::int64_t from, std::int64_t to) {
       const std::uint64_t first = static_cast<std::uint64_t>(from) * stride;
@@ -92,7 +84,7 @@ float power_of(double sum, std::uint64_t count) {
 
 float mean(std::span<const float> chunks, const Contribution& tensor, std::uint64_t stride) {
   std::uint64_t taken = 0;
-  for_each_run(tensor, [&](std::uint64_t, std::uint64_t count) {
+  tensor.for_each_run([&](std::uint64_t, std::uint64_t count) {
     const std::uint64_t before_last = divide_up(count, stride) - 1;
     taken += before_last * kPowerChunk + std::min(kPowerChunk, count - before_last * stride);
   });

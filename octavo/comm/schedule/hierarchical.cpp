@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "octavo/codec/block_coding.h"
-#include "octavo/comm/schedule/stopwatch.h"
+#include "octavo/comm/stopwatch.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "octavo/comm/schedule/gradient_power.h"
-#include "octavo/comm/schedule/stopwatch.h"
+#include "octavo/comm/stopwatch.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 #include "octavo/rules/counter_random.h"

@@ -7,7 +7,7 @@
 #include "octavo/codec/block_coding.h"
 #include "octavo/comm/schedule/float_part.h"
 #include "octavo/comm/schedule/messages.h"
-#include "octavo/comm/schedule/stopwatch.h"
+#include "octavo/comm/stopwatch.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 

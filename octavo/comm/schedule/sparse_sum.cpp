@@ -7,8 +7,8 @@
 #include <cstring>
 #include <vector>
 
-#include "octavo/comm/all_gather_value.h"
 #include "octavo/comm/schedule/messages.h"
+#include "octavo/comm/small_collectives.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
 

@@ -7,7 +7,7 @@
 #include <unistd.h>
 #include <utility>
 
-#include "octavo/comm/all_gather_value.h"
+#include "octavo/comm/small_collectives.h"
 #include "octavo/comm/time_left.h"
 #include "octavo/comm/wire.h"
 #include "octavo/kernels/error.h"

@@ -25,6 +25,9 @@ namespace octavo {
 /// for one another to read it. A sum is formed in rank order, for all elements: ((x0 + x1) + x2) + ..., each step
 /// rounded to the tensor's dtype.
 ///
+/// An input that lies in room() is read where it lies: the others may still read it after this rank has waited for the
+/// work. It may be written again once they have waited, too, which this rank knows of a call that they begin after it.
+///
 /// It handles dense tensors of the CPU, in row-major order, and sums; everything else goes to the back end `beside`.
 /// Calls follow the rules of HostRanks. Works throw Error communication or timeout, with the messages of HostRanks.
 class OCTAVO_API SharedBackend final : public c10d::Backend {

@@ -81,7 +81,7 @@ class OCTAVO_API StateStore {
   void evict(std::size_t parameter) const;
   /// Ends a step: commits what was written, or rolls back everything.
   void end_step(bool commit);
-  void clear();
+  /// Drops what is kept of a parameter in all other roles.
   void clear_except(std::size_t parameter, const std::vector<Role>& kept);
 
   /// Returns the tensors by key, on the device where they were last used. They are this object's own: copy them before
@@ -98,6 +98,7 @@ class OCTAVO_API StateStore {
   std::size_t find(const std::string& name, const char* where) const;
 
  private:
+  void clear();
   struct Place {
     std::size_t parameter, role;
   };

@@ -60,12 +60,16 @@ class Peers:
             self._wire.all_reduce(total)
         return total.to(number.device)
 
-    def concatenation(self, own: Tensor, counts: list[int], where: str) -> Tensor:
+    def concatenation(self, own: Tensor, counts: list[int], of: str, where: str) -> Tensor:
         """Returns the elements of all ranks, one rank's after another's, on the device of ``own``, which is flat.
-        ``counts``: how many elements each rank has. They are sent through the host's memory."""
+        ``counts``: how many elements each rank has. ``of``: the name of what they are. They are sent through the host's
+        memory. Raises RuntimeError where ranks gather something else."""
         with self._failing(where):
             gathered = self._wire.all_gather(
-                own.detach().cpu().contiguous().view(torch.uint8), [count * own.itemsize for count in counts]
+                own.detach().cpu().contiguous().view(torch.uint8),
+                [count * own.itemsize for count in counts],
+                of,
+                where,
             )
         return gathered.view(own.dtype).to(own.device)
 

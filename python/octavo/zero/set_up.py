@@ -117,7 +117,7 @@ def share_out(
         else:
             own_part = values if config.has_parts_apart else None
             engine.register_param(id, list(whole.shape), whole, gradient, first, name, exempt[name], own_part)
-        parts[parameter] = OwnPart.of(values, gradient, whole.numel(), mesh)
+        parts[parameter] = OwnPart.of(name, values, gradient, whole.numel(), mesh)
     return parts
 
 

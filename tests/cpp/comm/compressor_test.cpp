@@ -8,7 +8,9 @@
 #include <array>
 #include <cmath>
 #include <memory>
+#include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "octavo/comm/layout.h"
@@ -197,6 +199,43 @@ TEST(Compressor, RanksOfAnotherStepOrPlanAreTold) {
       EXPECT_TRUE(at::equal(bucket, bucket_of(rank, 0)));
     });
   }
+}
+
+/// Feedback for whose memory there is no room.
+class FeedbackWithoutRoom final : public Feedback {
+ public:
+  std::string text() const override { return "ef"; }
+  std::vector<Role> roles() const override { return {}; }
+  void require_fit(const CodecText& /*plan*/, const Codec& /*codec*/) const override {}
+  std::shared_ptr<FeedbackMemory> remember(StateStore& /*store*/, std::size_t /*parameter*/) const override {
+    throw std::bad_alloc();
+  }
+};
+
+TEST(Compressor, APlanForWhichThereIsNoMemoryChangesNothing) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    const auto make_one = [&] {
+      return Compressor(std::make_unique<Wire>(backend, std::chrono::milliseconds(20000)),
+                        Plan::parse("sign+ef;weight=int4+ef"), {{"weight", kCount, false}, {"norm", 64, false}});
+    };
+    Compressor refuses = make_one(), undisturbed = make_one();
+    const auto expect_same_step = [&](int number) {
+      at::Tensor one = bucket_of(rank, number), other = bucket_of(rank, number);
+      for (auto [compressor, bucket] : {std::pair{&refuses, &one}, {&undisturbed, &other}}) {
+        compressor->begin_step();
+        compressor->reduce(*bucket, kSlots);
+      }
+      EXPECT_TRUE(at::equal(one, other)) << number;
+    };
+    expect_same_step(0);
+    Plan plan = Plan::parse("int8;weight=int4");
+    plan.feedback = std::make_shared<const FeedbackWithoutRoom>();  // of the second parameter
+    EXPECT_THROW(refuses.set_plan(plan), std::bad_alloc);
+    EXPECT_EQ(refuses.plan().text(), "sign+ef;weight=int4+ef");
+    expect_same_step(1);
+    for (Compressor* const compressor : {&refuses, &undisturbed}) compressor->set_plan(Plan::parse("int8+ef"));
+    expect_same_step(2);
+  });
 }
 
 TEST(Compressor, WhatIsCalledBetweenStepsEndsAStep) {

@@ -39,7 +39,7 @@ TEST(StateStore, AStepIsCommittedParameterByParameterOrNotAtAll) {
   EXPECT_EQ(first_bits(state, 0, kSent), 1);
   state.end_step(/*commit=*/true);
   EXPECT_EQ(first_bits(state, 0, kSent), 1) << "what was rolled back came again";
-  state.clear();
+  state.load({});
   EXPECT_TRUE(state.save().empty());
 }
 

@@ -8,9 +8,11 @@
 #include <stdexcept>
 #include <string>
 
+#include "octavo/comm/small_collectives.h"
 #include "octavo/comm/time_left.h"
 #include "octavo/kernels/error.h"
 #include "tests/cpp/ranks.h"
+#include "tests/cpp/refusal.h"
 
 namespace octavo {
 namespace {
@@ -163,7 +165,7 @@ TEST(Wire, AllRanksGetWhatEachGivesAlsoWhereOneGivesNothing) {
     Wire wire(backend, milliseconds(1000));
     const std::vector<std::uint64_t> bytes = {3, 0, 2};
     const at::Tensor own = bytes_of(static_cast<std::int64_t>(bytes[static_cast<std::size_t>(rank)]), 10 + rank);
-    const at::Tensor all = all_gather(wire, own, bytes);
+    const at::Tensor all = all_gather(wire, own, bytes, "weight", "test");
     EXPECT_TRUE(all.equal(at::tensor({10, 10, 10, 12, 12}, at::kByte)));
   });
 }
@@ -172,9 +174,25 @@ TEST(Wire, AnAllGatherOfOtherBytesThanToldSendsNothing) {
   Calls calls;
   Wire wire(c10::make_intrusive<RecordedGloo>(calls), milliseconds(1000));
   for (const std::vector<std::uint64_t>& wrong : {std::vector<std::uint64_t>{4, 4}, {4, 5, 4}}) {
-    EXPECT_THROW(all_gather(wire, bytes_of(4, 7), wrong), Error);
+    EXPECT_THROW(all_gather(wire, bytes_of(4, 7), wrong, "weight", "test"), Error);
   }
   EXPECT_TRUE(calls.messages.empty());
+}
+
+/// Over Gloo, the process of a rank that gets a longer message than it has room for would end.
+TEST(Wire, AnAllGatherOfOtherValuesIsAnErrorOnAllRanks) {
+  thread_ranks::run_ranks(2, [](const thread_ranks::BackendPtr& backend, int rank) {
+    Wire wire(backend, milliseconds(1000));
+    const std::vector<std::uint64_t> bytes = {3, 3};
+    const auto refused = [&](const std::vector<std::uint64_t>& sizes, const char* of) {
+      const at::Tensor own = bytes_of(static_cast<std::int64_t>(sizes[static_cast<std::size_t>(rank)]), rank);
+      return refusal_of([&] { all_gather(wire, own, sizes, of, "test.gather"); }, ErrorCode::communication);
+    };
+    const std::string of_names = refused(bytes, rank == 0 ? "weight" : "bias");
+    EXPECT_NE(of_names.find(rank == 0 ? "those of weight" : "those of bias"), std::string::npos) << of_names;
+    const std::string of_sizes = refused(rank == 0 ? bytes : std::vector<std::uint64_t>{5, 5}, "weight");
+    EXPECT_EQ(of_sizes.find("[test.gather] rank "), 0U) << of_sizes;
+  });
 }
 
 TEST(TimeLeft, ATimeoutThatNoClockCanAddIsALongOne) {

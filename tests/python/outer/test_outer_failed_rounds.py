@@ -223,18 +223,22 @@ def test_an_anchor_that_cannot_be_set_leaves_the_ranks_own_parameters(monkeypatc
         outer.synchronize()
 
 
-def refuse_one_round(rank: int) -> list[str]:
-    """Rank 0 cannot end the first round, which the others have ended."""
+def refuse_one_round(rank: int, is_finite: bool) -> list[str]:
+    """Rank 0 cannot end the first round, which the others have ended, or skipped because of a NaN of rank 0."""
     model = nn.Linear(8, 8, bias=False)
     outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="dense", every=4, delay=1)
     said = []
     for step in range(5):
         model.weight.grad = torch.full_like(model.weight, rank + 1.0)
+        if rank == 0 and step == 0 and not is_finite:
+            model.weight.grad[0, 0] = math.nan
         if rank == 0 and step == 3:
             kept = model.weight.data
             model.weight.data = kept.t().contiguous().t()
         try:
-            outer.step()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a round that was skipped
+                outer.step()
         except ValueError as error:
             said.append(str(error))
             model.weight.data = kept
@@ -243,7 +247,8 @@ def refuse_one_round(rank: int) -> list[str]:
     return said
 
 
-def test_a_rank_that_could_not_end_a_round_does_not_go_on_from_another_anchor(two_ranks):
-    said, others = two_ranks.run(refuse_one_round)
+@pytest.mark.parametrize("is_finite", [True, False])
+def test_a_rank_that_could_not_end_a_round_does_not_go_on_from_another_anchor(is_finite: bool, two_ranks):
+    said, others = two_ranks.run(refuse_one_round, is_finite)
     assert len(said) == 2 and all("weight now has the sizes" in text for text in said)
     assert others == []

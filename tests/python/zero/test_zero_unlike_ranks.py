@@ -347,3 +347,17 @@ def test_an_order_that_has_changed_is_learned(two_ranks):
     for first, changed, *later in two_ranks.run(change_the_order):
         assert changed > 1.3 * first  # zeros were sent in the place of what came late
         assert all(of_pass < 1.1 * first for of_pass in later)
+
+
+def gather_another_parameter(rank: int) -> tuple[str, str]:
+    """Each rank asks for a parameter of its own, of as many elements as the other's."""
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    engine = octavo.initialize(model, adamw(model), {"zero_stage": 3})
+    return error_of(lambda: engine.whole(model[rank].weight)), error_of(lambda: engine.whole(model[0].weight))
+
+
+def test_ranks_that_gather_different_parameters_are_told_so(two_ranks):
+    for rank, (first, second) in enumerate(two_ranks.run(gather_another_parameter)):
+        differ = f"RuntimeError: [zero.whole] rank {rank} and rank {1 - rank} gather different values"
+        assert first.startswith(f"{differ}, this rank those of {rank}.weight") and "must be rebuilt" in first, first
+        assert second.startswith("RuntimeError: [zero.whole] an earlier wait for other ranks failed"), second

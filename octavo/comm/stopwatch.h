@@ -5,6 +5,7 @@
 
 namespace octavo {
 
+/// Adds up the seconds between laps. Not thread-safe.
 class Stopwatch {
  public:
   /// Adds the seconds since the last lap to `total`.
