@@ -76,18 +76,25 @@ def advise(context: typer.Context) -> None:
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
-def _interrupt(*_: object) -> NoReturn:
-    """Ends a command as ^C does. Further signals are ignored: a closed terminal sends several, and the second one would
-    interrupt the clean-up."""
-    for number in _ENDING:
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
 def _main(measures: typer.Typer, arguments: list[str], name: str) -> None:
-    """Runs a command that may start ranks and hosts. Any signal that ends it ends them, too, as ^C does."""
+    """Runs a command that may start ranks and hosts. A signal that ends it ends them, too, as ^C does. Further signals
+    are ignored then: a closed terminal sends several, and the second one would interrupt the clean-up."""
+    ended_by: list[signal.Signals] = []
+
+    def interrupt(number: int, _: object) -> NoReturn:
+        for one in _ENDING:
+            signal.signal(one, signal.SIG_IGN)
+        ended_by.append(signal.Signals(number))
+        raise KeyboardInterrupt
+
     if not os.environ.get("RANK"):  # a rank itself ends at once
         for number in _ENDING:
             if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-                signal.signal(number, _interrupt)
-    typer.main.get_command(measures).main(args=arguments, prog_name=name)
+                signal.signal(number, interrupt)
+    try:
+        typer.main.get_command(measures).main(args=arguments, prog_name=name)
+    except SystemExit:
+        if not ended_by:
+            raise
+        typer.echo(f"error: [cli] stopped by {ended_by[0].name}", err=True)
+        raise SystemExit(128 + ended_by[0]) from None

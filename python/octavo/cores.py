@@ -9,9 +9,7 @@ RANKS_PER_CORE = 4
 
 def usable_cores() -> int:
     """Returns the number of cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def threads_of_rank(nproc: int) -> int:

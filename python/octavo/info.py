@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 import octavo
 from octavo.accelerator.devices import CUDA_Accelerator, XPU_Accelerator
+from octavo.console import make_console
 from octavo.train.errors import EXIT_USAGE
 
 
@@ -54,7 +54,7 @@ def info(
     if json_:
         typer.echo(json.dumps(facts, indent=2))
         return
-    console = Console()
+    console = make_console()
     console.print(_facts_table(facts))
     console.print(_backends_table(facts["backends"]))
 

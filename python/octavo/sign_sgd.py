@@ -98,8 +98,8 @@ class ErrorFeedbackSignSGD:
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         if gradient.layout is not torch.strided:
             raise ValueError(
-                f"[sign_sgd.step] the gradient of {name} is sparse, but signs of all elements are sent: give the "
-                f"layer dense gradients (sparse=False)"
+                f"[sign_sgd.compress_and_communicate] the gradient of {name} is sparse, but signs of all "
+                f"elements are sent: give the layer dense gradients (sparse=False)"
             )
         error = self.error_buffer.get(name)
         compensated = gradient if error is None else gradient + error

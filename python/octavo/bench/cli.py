@@ -118,11 +118,12 @@ def zero(
     contenders: Annotated[
         list[str] | None,
         typer.Argument(
-            help="ddp, torch-zero1 (ZeroRedundancyOptimizer) and fsdp2 of torch; zero1, zero2 or zero3 of Octavo, "
-            "compiled or not, with a codec of parameters and a plan of gradients, as in "
-            "zero3-compiled:int8/int4+ef. ddp is always among those whose time is measured.",
-            show_default="ddp torch-zero1 fsdp2 zero1 zero2 zero3 zero1-compiled zero3-compiled zero2:int8/int8+ef "
-            "zero3:int8/int4+ef",
+            help="ddp, torch-zero1 (ZeroRedundancyOptimizer) and fsdp2 of torch, also as ddp-compiled, fsdp2-compiled "
+            "and fsdp2:keep (reshard_after_forward=False); zero1, zero2 or zero3 of Octavo, compiled or not, with a "
+            "codec of parameters and a plan of gradients, as in zero3-compiled:int8/int4+ef. ddp is always among those "
+            "whose time is measured.",
+            show_default="ddp ddp-compiled torch-zero1 fsdp2 fsdp2:keep fsdp2-compiled zero1 zero2 zero3 "
+            "zero1-compiled zero3-compiled zero2:int8/int8+ef zero3:int8/int4+ef",
         ),
     ] = None,
     nproc: Nproc = 2,
@@ -136,7 +137,7 @@ def zero(
         ),
     ] = "both",
     link: Links = None,
-    rounds: Rounds = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed, in turns; memory is measured once.")] = 8,
     json_file: JsonFile = None,
 ) -> None:
     """Measure a step of a language model by ZeRO, Octavo's and torch's, beside DDP: its time and the memory of a

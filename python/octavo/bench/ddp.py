@@ -57,7 +57,8 @@ class Size:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table; a figure is None where there is none, for example for a hook that raises."""
+    """A line of the table; a figure is None where there is none, for example for a hook that raises. Times are those of
+    rank 0, whose step ends when it has all ranks' gradients."""
 
     rows: int
     plan: str

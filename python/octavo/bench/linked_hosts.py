@@ -42,9 +42,10 @@ def why_no_hosts() -> str | None:
 class Hosts:
     """``with Hosts(2, "1gbit") as hosts: hosts.start(host, command, environment)``.
 
-    Each host has a network stack and a core of its own. It sees the other hosts, over a link of ``rate`` in each
-    direction, and nothing else. ``rate`` is one that tc knows; None: the links are not shaped. Leaving the block ends
-    the processes that were started. Raises RuntimeError with one sentence where the system refuses.
+    Each host has a network stack of its own and one core, which hosts share where there are more hosts than cores. It
+    sees the other hosts, over a link of ``rate`` in each direction, and nothing else. ``rate`` is one that tc knows;
+    None: the links are not shaped. Leaving the block ends the processes that were started. Raises RuntimeError with one
+    sentence where the system refuses.
     """
 
     def __init__(self, count: int, rate: str | None = None):

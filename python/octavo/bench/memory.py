@@ -21,6 +21,8 @@ from pathlib import Path
 
 import octavo
 
+DEADLINE_S = 24 * 3600.0
+"""For one case."""
 MODELS = ("tiny", "small", "220m")
 TORCH = "torch AdamW"
 BASELINE = "AdamW"
@@ -110,7 +112,13 @@ def _in_a_process(case: str, options: dict[str, object]) -> Row:
         report = Path(folder) / "row.json"
         arguments = json.dumps({"case": case, **options})
         command = [sys.executable, "-m", "octavo.bench.memory_case", arguments, str(report)]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        try:
+            done = subprocess.run(command, **pipes, check=False, timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(
+                f"[bench.memory] {case} on {options['device']} was not finished after {DEADLINE_S / 3600:.0f} hours"
+            ) from None
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             raise RuntimeError(f"[bench.memory] {case} on {options['device']} has failed: {lines[-1]}")

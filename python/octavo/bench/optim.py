@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import octavo
-from octavo.bench.optim_peers import PEERS, Contenders
+from octavo.bench.optim_peers import PEERS
 from octavo.bench.timing import Seconds, check_words, is_wanted, ratio, take_turns, typical, using_threads
 from octavo.cores import usable_cores
 
@@ -142,26 +142,31 @@ def _parameters(elements: int, dtype: torch.dtype) -> list[torch.nn.Parameter]:
 
 def _peers(parameters: list[torch.nn.Parameter], words: Sequence[str]) -> tuple[dict[str, Optimizer], list[str]]:
     """Returns the optimizers of other libraries after their first step, which may compile, and a sentence for each
-    library that is wanted and missing."""
+    library or optimizer that is wanted and left out."""
     built, remarks = {}, []
     for library, peer in PEERS.items():
         if not any(is_wanted(words, name) for name in peer.names):
             continue
         try:
-            built |= _first_steps(peer.load(), parameters, words)
+            contenders = peer.load()
         except Exception as error:  # whatever another library raises must not end the measurement of ours
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            remarks.append(f"{library} is left out: {reason}; pip install {library} installs it")
+            advice = f"; pip install {library} installs it" if isinstance(error, ImportError) else ""
+            remarks.append(f"{library} is left out: {_reason(error)}{advice}")
+            continue
+        for name, make in contenders.items():
+            if not is_wanted(words, name):
+                continue
+            try:
+                optimizer = make(parameters, LR)
+                optimizer.step()
+                built[name] = optimizer
+            except Exception as error:
+                remarks.append(f"{name} is left out: {_reason(error)}")
     return built, remarks
 
 
-def _first_steps(
-    contenders: Contenders, parameters: list[torch.nn.Parameter], words: Sequence[str]
-) -> dict[str, Optimizer]:
-    built = {name: make(parameters, LR) for name, make in contenders.items() if is_wanted(words, name)}
-    for optimizer in built.values():
-        optimizer.step()
-    return built
+def _reason(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _take_turns(built: dict[str, Optimizer], elements: int, rounds: int) -> Seconds:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from octavo.bench.linked_hosts import UNSHAPED
-from octavo.bench.quality.runs import processor
+from octavo.bench.machine import processor
 from octavo.bench.ranks import greatest
 from octavo.bench.timing import Seconds, ratio, take_turns, typical
 from octavo.bench.zero_contenders import DDP, build
@@ -24,8 +24,11 @@ from octavo.train.report import memory
 
 DEFAULT_CONTENDERS = (
     DDP,
+    "ddp-compiled",
     "torch-zero1",
     "fsdp2",
+    "fsdp2:keep",
+    "fsdp2-compiled",
     "zero1",
     "zero2",
     "zero3",
@@ -48,7 +51,7 @@ BYTES_OF_A_PARAMETER = 16
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table; a figure is None where it was not measured."""
+    """A line of the table; a figure is None where it was not measured. Times are those of rank 0."""
 
     contender: str
     parameters: int

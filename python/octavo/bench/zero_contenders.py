@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contenders: the same model trained by torch's DDP, ZeroRedundancyOptimizer and FSDP2, and by Octavo's ZeRO."""
+"""The contenders: the same model trained by torch's DDP, ZeroRedundancyOptimizer and FSDP2, and by Octavo's ZeRO. Those
+of torch also have their forms in which graphs are compiled, and FSDP2 the one that keeps whole parameters from the
+forward to the backward pass (`reshard_after_forward=False`)."""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,26 +77,31 @@ class _TorchContender(Contender):
 
 
 class Ddp(_TorchContender):
-    def __init__(self, model: nn.Module, tokens: Tensor):
+    def __init__(self, model: nn.Module, tokens: Tensor, compile: bool = False):
         super().__init__(DistributedDataParallel(model, gradient_as_bucket_view=True), tokens)
+        if compile:
+            self.model.compile()
         self.optimizer = adamw(model)
 
 
 class TorchZero1(_TorchContender):
     def __init__(self, model: nn.Module, tokens: Tensor):
         super().__init__(DistributedDataParallel(model, gradient_as_bucket_view=True), tokens)
-        self.optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=LR, fused=True)
+        options = dict(parameters_as_bucket_view=True, lr=LR, fused=True)
+        self.optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **options)
 
     def _states(self) -> Iterable[dict[str, Any]]:
         return self.optimizer.optim.state.values()  # the optimizer of this rank's part; the outer one forwards to it
 
 
 class Fsdp2(_TorchContender):
-    def __init__(self, model: nn.Module, tokens: Tensor):
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    def __init__(self, model: nn.Module, tokens: Tensor, compile: bool = False, keep: bool = False):
+        options = dict(mesh=init_device_mesh("cpu", (dist.get_world_size(),)), reshard_after_forward=not keep)
         for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+            if compile:  # layer by layer, because FSDP2 gathers each in hooks that no graph contains
+                layer.compile()
+            fully_shard(layer, **options)
+        fully_shard(model, **options)
         super().__init__(model, tokens)
         self.optimizer = adamw(model)
 
@@ -148,7 +156,14 @@ class ZeroName:
 
 
 DDP = "ddp"
-TORCHS = {DDP: Ddp, "torch-zero1": TorchZero1, "fsdp2": Fsdp2}
+TORCHS = {
+    DDP: Ddp,
+    f"{DDP}-compiled": partial(Ddp, compile=True),
+    "torch-zero1": TorchZero1,
+    "fsdp2": Fsdp2,
+    "fsdp2:keep": partial(Fsdp2, keep=True),
+    "fsdp2-compiled": partial(Fsdp2, compile=True),
+}
 
 
 def require_known(name: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from octavo import durable_files
 from octavo.train.checkpoint.run_folder import METRICS
 from octavo.train.config import TrainConfig
 from octavo.train.data.training_data import Data, load_data
-from octavo.train.errors import DIVERGED, JobError, writing
+from octavo.train.errors import DIVERGED, JobError, warn, writing
 from octavo.train.job import run_job
 from octavo.train.launch.world import World, ranks
 from octavo.train.opening import clear_job, try_job
@@ -59,15 +60,23 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
     finished = {plan: summary for plan, summary in summaries.items() if not _has_diverged(summary)}
     if not finished:
         raise JobError(f"[train.compare] with each of these plans {DIVERGED}: try a smaller --lr or --clip-norm 1")
-    if world.is_main:
-        runs = {plan: read_metrics(Path(config.for_plan(plan).out) / METRICS) for plan in finished}
-        with writing(what=config.out, where="train.compare"):
-            durable_files.write_json(Path(config.out) / FIGURES, summaries)
-            plots.plot_comparison(runs, Path(config.out) / PLOT)
+    world.agree(lambda: _write(config, summaries, finished) if world.is_main else None)
     if console:
         console.print(_table(summaries))
         console.print(f"written to {Path(config.out) / PLOT}", highlight=False, markup=False, soft_wrap=True)
     return summaries
+
+
+def _write(config: TrainConfig, summaries: dict[str, dict[str, Any]], finished: Iterable[str]) -> None:
+    """Writes the figures, and plots those runs that still have the metrics of their steps."""
+    metrics = {plan: Path(config.for_plan(plan).out) / METRICS for plan in finished}
+    for plan, path in metrics.items():
+        if not path.is_file():
+            warn(f"[train.compare] {path} is missing: the plot leaves out {plan}")
+    with writing(what=config.out, where="train.compare"):
+        durable_files.write_json(Path(config.out) / FIGURES, summaries)
+        runs = {plan: read_metrics(path) for plan, path in metrics.items() if path.is_file()}
+        plots.plot_comparison(runs, Path(config.out) / PLOT)
 
 
 def _run_plan(

@@ -65,7 +65,8 @@ class Run:
 
 
 def try_job(config: TrainConfig, world: World, data: Data) -> dict[str, Any]:
-    """Raises JobError for what `run_job` would refuse before its first step. `--out` is left as it is.
+    """Raises JobError for what `run_job` would refuse before its first step. `--out` is left as it is, apart from the
+    folder itself and its lock.
 
     Returns the `conditions` of the run as its summary will have them; of a finished run, the whole summary.
     """

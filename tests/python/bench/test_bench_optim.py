@@ -73,18 +73,28 @@ def test_the_number_of_threads_is_what_it_was(alone):
     assert {row.threads for row in report.rows} == {before + 1} and torch.get_num_threads() == before
 
 
-def test_a_library_that_fails_is_a_remark_and_the_others_are_measured(monkeypatch):
+def test_what_another_library_lacks_is_a_remark_and_the_others_are_measured(monkeypatch):
     class Broken(torch.optim.SGD):
         def step(self, closure=None):
             raise AssertionError("no compiler\nand more")
 
-    works = {"peer SGD": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9)}
-    broken = {"broken SGD": lambda parameters, lr: Broken(parameters, lr=lr)}
-    peers = {"peer": works, "broken": broken}
-    made = {library: optim_peers.Peer(tuple(of_one), lambda of_one=of_one: of_one) for library, of_one in peers.items()}
-    monkeypatch.setattr(optim, "PEERS", made)
+    def absent():
+        raise ImportError("No module named 'absent'")
+
+    half_broken = {
+        "broken SGD": lambda parameters, lr: Broken(parameters, lr=lr),
+        "peer SGD": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
+    }
+    peers = {
+        "peer": optim_peers.Peer(tuple(half_broken), lambda: half_broken),
+        "absent": optim_peers.Peer(("absent SGD",), absent),
+    }
+    monkeypatch.setattr(optim, "PEERS", peers)
     report = optim.bench(2048, rounds=1)
-    assert report.remarks == ["broken is left out: no compiler; pip install broken installs it"]
+    assert report.remarks == [
+        "broken SGD is left out: no compiler",
+        "absent is left out: No module named 'absent'; pip install absent installs it",
+    ]
     (row,) = (row for row in report.rows if row.optimizer == "peer SGD")
     assert row.state_per_parameter == 4 and row.moved_per_parameter == 12 + 8
 
@@ -171,6 +181,12 @@ def test_memory_on_the_cpu_has_no_figure_of_a_device():
 def test_a_case_that_fails_says_why():
     with pytest.raises(RuntimeError, match=r"^\[bench\.memory\] NoSuch on cpu has failed: .*NoSuch"):
         memory.measure("tiny", "cpu", steps=1, cases=["NoSuch"])
+
+
+def test_a_case_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr(memory, "DEADLINE_S", 0.1)
+    with pytest.raises(RuntimeError, match=r"^\[bench\.memory\] PagedAdamW on cpu was not finished after 0 hours"):
+        memory.measure("tiny", "cpu", steps=1, cases=["PagedAdamW"])
 
 
 def test_savings_are_of_adamws_peak():

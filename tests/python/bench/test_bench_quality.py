@@ -7,6 +7,7 @@ import dataclasses
 import fcntl
 import json
 import math
+import signal
 import subprocess
 import sys
 import time
@@ -278,8 +279,11 @@ def test_a_bench_that_is_stopped_ends_its_training_first(tmp_path):
         said, complaint = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert process.returncode == 130
-    assert "stopped: the same command goes on from here" in complaint
+    assert process.returncode == 128 + signal.SIGTERM
+    assert complaint.splitlines()[-2:] == [
+        "stopped: the same command goes on from here",
+        "error: [cli] stopped by SIGTERM",
+    ]
     assert said.splitlines() == ["training bundled/trials/dense/lr=0.003,beta1=0.9,beta2=0.999"]
     assert not list(tmp_path.rglob(runs.OUTCOME))
     (lock,) = tmp_path.rglob("run.lock")
@@ -309,6 +313,8 @@ def test_a_training_that_fails_says_why_and_is_no_result(tmp_path):
         ("--work W", "needs --alpaca FILE"),
         ("--report --work W", "has no finished training"),
         ("--report", "docs/quality.json cannot be read"),
+        ("--report --dry-run --work W", "--report writes the tables of all results, and takes only --work"),
+        ("--report --only nonsense", "--report writes the tables of all results, and takes only --work"),
         ("--work FILE --dry-run", "--work FILE is a file"),
         ("--work W --dry-run --json figures", "--dry-run has no figures for --json"),
         ("--work W --dry-run --json no/such/folder", "--json no/such/folder cannot be written"),

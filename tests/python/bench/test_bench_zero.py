@@ -37,7 +37,17 @@ def bench_zero(folder: Path, *arguments: str) -> dict[str, Row]:
 @pytest.mark.ranks
 @pytest.mark.timeout(180)
 def test_all_train_the_same_model_in_turns(tmp_path):
-    names = ("torch-zero1", "fsdp2", "zero1", "zero2", "zero3", "zero3:int8/int4+ef")
+    names = (
+        "ddp-compiled",
+        "torch-zero1",
+        "fsdp2",
+        "fsdp2:keep",
+        "fsdp2-compiled",
+        "zero1",
+        "zero2",
+        "zero3",
+        "zero3:int8/int4+ef",
+    )
     rows = bench_zero(tmp_path, *names, "--measure=time")
     assert list(rows) == ["ddp", *names]
     ddp = rows["ddp"]
@@ -113,7 +123,7 @@ def test_names_say_stage_plan_and_codec():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("zero4", "expected ddp, torch-zero1, fsdp2 or zeroSTAGE[-compiled]"),
+        ("zero4", "expected ddp, ddp-compiled, torch-zero1, fsdp2, fsdp2:keep, fsdp2-compiled or zeroSTAGE[-compiled]"),
         ("zero3/int9", "int9"),
         ("zero3:int9/int8", "int9"),
         ("zero3 --measure speed", "--measure must be time, memory or both, not 'speed'"),

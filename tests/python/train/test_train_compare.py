@@ -48,6 +48,19 @@ def test_a_comparison_runs_each_plan_and_draws_one_picture(world, tmp_path):
     assert " ".join(headings).split() == ["change", "from", "dense"]
 
 
+def test_a_finished_run_without_its_metrics_is_compared_and_left_out_of_the_picture(world, tmp_path, capsys):
+    config = nano_config(tmp_path, steps=4, compare=("dense", "sign+ef"))
+    before = run_comparison(config, world, None)
+    out = Path(config.out)
+    (out / "compare.json").unlink()
+    (out / "compare.png").unlink()
+    (out / "sign+ef" / "metrics.jsonl").unlink()
+    assert run_comparison(config, world, None) == before
+    assert json.loads((out / "compare.json").read_text()) == before
+    assert (out / "compare.png").is_file()
+    assert "metrics.jsonl is missing: the plot leaves out sign+ef" in capsys.readouterr().err
+
+
 def test_a_comparison_goes_on_in_any_order_and_by_one_of_its_plans_alone(world, tmp_path):
     config = nano_config(tmp_path, steps=4, compare=("dense", "sign+ef"))
     summaries = run_comparison(config, world, None)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from octavo.console import make_console
 from octavo.train.evaluate import Answer
-from octavo.train.report import plots, summary, tables
+from octavo.train.report import plots, progress, summary, tables
 from octavo.train.report.metrics import MetricsLog, Totals, read_metrics
 
 
@@ -47,6 +47,14 @@ def test_a_run_that_ends_in_its_warm_up_has_no_ratio_after_it():
     assert summary._late_ratio(totals) is None
     totals.add_bytes(2, 40, late=True)
     assert summary._late_ratio(totals) == 20
+
+
+def test_there_is_no_ratio_where_nothing_was_sent_yet():
+    totals = Totals()
+    totals.add_bytes(0, 70, late=False)
+    assert progress.wire_text(totals) == "0.0 MB"
+    totals.add_bytes(7 * 10**6, 70 * 10**6, late=False)
+    assert progress.wire_text(totals) == "7.0 MB (10.0x)"
 
 
 def test_the_time_of_a_step_is_without_those_that_compile():

@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from octavo.bench.options import JsonFile, Unlinked, check_place, write_figures
@@ -21,6 +21,7 @@ from octavo.bench.quality.report import write_reports
 from octavo.bench.quality.results import Forecast, forecast
 from octavo.bench.quality.runs import TrainingFailed
 from octavo.bench.quality.settings import CONTENDERS, SETTINGS, Setting
+from octavo.console import make_console
 from octavo.durable_files import write_json
 
 RESULTS, DETAILS, README = Path("docs/quality.json"), Path("docs/quality.md"), Path("README.md")
@@ -54,6 +55,10 @@ def quality(
     any time."""
     with _interruptible(), errors_in_a_sentence((TrainingFailed, OSError)):
         check_place(json_file)
+        if report and (dry_run or words or only or contender or seeds or alpaca):
+            raise ValueError(
+                "[bench.quality] --report writes the tables of all results, and takes only --work and --json beside it"
+            )
         if dry_run and json_file is not None:
             raise ValueError("[bench.quality] --dry-run has no figures for --json: leave one of them out")
         if work is not None and work.exists() and not work.is_dir():
@@ -72,7 +77,7 @@ def quality(
         if dry_run:
             _show_forecast(settings, work.absolute(), names, chosen_seeds)
             return
-        say = Console(highlight=False, markup=False, soft_wrap=True).print
+        say = partial(make_console().print, highlight=False, markup=False, soft_wrap=True)
         bench.run(settings, work.absolute(), alpaca=alpaca, contenders=names, seeds=chosen_seeds, say=say)
         _copy(bench.write_results(settings, work.absolute()), json_file)
 
@@ -181,4 +186,4 @@ def _show_forecast(settings: Sequence[Setting], work: Path, names: Sequence[str]
             table.add_row(setting.name, name, str(left.trials), str(left.runs), f"{left.seconds / 60:.0f}")
     table.add_section()
     table.add_row("all", "", "", "", f"{total / 60:.0f}")
-    Console().print(table)
+    make_console().print(table)

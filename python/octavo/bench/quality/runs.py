@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.cores import usable_cores
+from octavo.bench.machine import machine
 from octavo.durable_files import write_json
 from octavo.train.errors import DIVERGED
 from octavo.train.launch import die_with_parent
@@ -96,20 +95,6 @@ class Run:
         words = [line for line in (self.out / LOG).read_text(encoding="utf-8").splitlines() if line.strip()]
         last = words[-1] if words else "nothing"
         return f"[bench.quality] `octavo train` {what} and said: {last} ({self.out / LOG} has the rest)"
-
-
-def machine() -> dict[str, Any]:
-    """Describes the machine on which this process runs."""
-    return {"processor": processor(), "cores": usable_cores(), "system": f"{platform.system()} {platform.machine()}"}
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"
 
 
 @contextmanager

@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,20 +12,16 @@ from octavo import _C
 
 
 def reset_peak() -> None:
-    """Resets the peaks where the system can (Linux), so that the second run of a process has its own."""
+    """Resets the peaks where the system allows it, so that the second run of a process has its own."""
     _C.reset_arena_peaks()
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+    with contextlib.suppress(NotImplementedError):
+        _C.HostMemory().reset_peak_resident()
 
 
 def peak_host_bytes() -> int:
     """Returns the most memory that this process has held since `reset_peak`, or since its start where the system does
-    not know the former."""
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    not let it reset the peak."""
+    return _C.HostMemory().peak_resident_bytes()
 
 
 def peak_managed_bytes() -> int:

@@ -21,6 +21,14 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def compression_ratio(dense_bytes: int, wire_bytes: int) -> float | None:
+    """Returns the compression ratio: 1 where dense gradients would have sent nothing either, as on a single rank; None
+    where nothing was sent in place of something."""
+    if not wire_bytes:
+        return None if dense_bytes else 1.0
+    return dense_bytes / wire_bytes
+
+
 @dataclass
 class Totals:
     """Sums over the steps so far. Every checkpoint has rank 0's; bytes are what that rank handed to c10d. Where ranks

@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from octavo.train.report.metrics import Totals
+from octavo.train.report.metrics import Totals, compression_ratio
 
 _LINES_PER_RUN = 20
 _SECONDS_BETWEEN_LINES = 10.0
@@ -121,9 +121,10 @@ def make_display(console: Console | None, steps: int, done: int) -> Display:
 
 
 def wire_text(totals: Totals) -> str:
-    """Returns the bytes sent so far and how many times fewer they are than in fp32, as `1.2 MB (22.1x)`."""
-    ratio = totals.dense_bytes / totals.wire_bytes if totals.wire_bytes else 1.0
-    return f"{totals.wire_bytes / 1e6:,.1f} MB ({ratio:.1f}x)"
+    """Returns the bytes sent so far and how many times fewer they are than in fp32, as `1.2 MB (22.1x)`; without the
+    latter where nothing was sent yet."""
+    ratio = compression_ratio(totals.dense_bytes, totals.wire_bytes)
+    return f"{totals.wire_bytes / 1e6:,.1f} MB" + ("" if ratio is None else f" ({ratio:.1f}x)")
 
 
 def _loss(record: dict[str, Any]) -> str:

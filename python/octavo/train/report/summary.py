@@ -16,7 +16,7 @@ from octavo.train.errors import JobError
 from octavo.train.launch.world import World
 from octavo.train.optimizer import optimizer_options
 from octavo.train.report import memory
-from octavo.train.report.metrics import Totals
+from octavo.train.report.metrics import Totals, compression_ratio
 from octavo.train.trainer import Trainer
 
 
@@ -76,7 +76,7 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
         "step_s": totals.step_s,
         "wire_bytes_per_step": totals.wire_bytes / totals.step,
         "dense_bytes_per_step": totals.dense_bytes / totals.step,
-        "compression_ratio": _ratio(totals.dense_bytes, totals.wire_bytes),
+        "compression_ratio": compression_ratio(totals.dense_bytes, totals.wire_bytes),
         "compression_ratio_after_warmup": _late_ratio(totals),
         "peak_device_bytes": max(world.gather(devices.peak_bytes(strategy.device))),
         "peak_managed_bytes": max(world.gather(memory.peak_managed_bytes())),
@@ -106,12 +106,4 @@ def _late_ratio(totals: Totals) -> float | None:
     """Returns the compression ratio of the steps after the optimizer's warm-up; None where there was none."""
     if totals.dense_bytes and not totals.late_dense_bytes:
         return None
-    return _ratio(totals.late_dense_bytes, totals.late_wire_bytes)
-
-
-def _ratio(dense_bytes: int, wire_bytes: int) -> float | None:
-    """Returns the compression ratio: 1 where dense gradients would have sent nothing either, as on a single rank; None
-    where nothing was sent in place of something."""
-    if not wire_bytes:
-        return None if dense_bytes else 1.0
-    return dense_bytes / wire_bytes
+    return compression_ratio(totals.late_dense_bytes, totals.late_wire_bytes)
