@@ -116,7 +116,7 @@ class OCTAVO_API Codec {
                       rules::Residual* next_residual) const = 0;
   /// Decodes a part to `out`, or adds it there. Sets *nonfinite, which the device can write (reserve_on_host), to 1
   /// where a value is a NaN or an infinity; null: not wanted. Any bytes can be decoded without access out of bounds:
-  /// what no encoder writes becomes NaN, or is left out where it is a place that does not exist.
+  /// what no encoder writes becomes some number or a NaN, or is left out where it is a place that does not exist.
   virtual void decode(c10::Device device, const PayloadPart& from, Store store, float* out,
                       std::uint32_t* nonfinite) const = 0;
 

@@ -66,7 +66,7 @@ struct MeanMagnitude {
   using Summary = float;
   CompensatedSum sum;
   OCTAVO_RULE void add(Summary chunk) { sum.add(chunk); }
-  /// Returns the mean over `count` elements: infinite or a NaN where any element is, or where the sum overflows.
+  /// Returns the mean over `count` elements: a NaN where any element is infinite or a NaN, or where the sum overflows.
   OCTAVO_RULE float value(std::uint64_t count) const { return sum.value() / static_cast<float>(count); }
   OCTAVO_RULE float bound() const { return sum.value(); }
 };

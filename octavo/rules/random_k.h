@@ -14,7 +14,7 @@ namespace octavo::rules {
 struct RandomK {
   std::uint64_t key;
   std::uint64_t stride;  // elements
-  std::uint64_t before;  // strides of the whole tensor before the first one here
+  std::uint64_t before;  // strides of the range that has this key before the first one here
   bool is_unbiased;      // values are multiplied by the length of their stride: their mean over keys is the value
 
   OCTAVO_RULE constexpr std::uint64_t kept_in(std::uint64_t count) const {

@@ -230,9 +230,9 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
                         momentum = self.state[parameter]["exp_avg"].to(parameter.grad.dtype)
                         parameter.grad.add_(momentum, alpha=group["frozen_beta"] * (1 - factor))
         if self._handle is not None:
-            factor *= self._factor_of_clips
             self._handle.scaled_by(factor)
-            self._clipped_step, self._clipped_by = self._handle.stats()["steps"], factor
+            self._clipped_by = factor * self._factor_of_clips
+            self._clipped_step = self._handle.stats()["steps"]
         return norm
 
     def _step_group(self, group: dict[str, Any], powers: dict[Tensor, float]) -> None:

@@ -391,7 +391,7 @@ def test_a_clip_after_the_freeze_holds_back_what_the_gradient_brought(two_ranks)
 def train_with_clips(rank: int, max_norms: list[float]) -> tuple[list[float], list[list[float]], list]:
     """Clips the gradients of each step to one norm after another, in the warm-up and after it. Returns by step the norm
     that the last clip reports, the numbers that have been learnt, and the momentum with the weight."""
-    model, _, optimizer = wrap(warmup_steps=4, plan="dense", warmup_plan="dense")
+    model, handle, optimizer = wrap(warmup_steps=4, plan="dense", warmup_plan="dense")
     weight, norms, numbers, tensors = model.module.weight, [], [], []
     for step in range(8):
         optimizer.zero_grad()
@@ -399,7 +399,8 @@ def train_with_clips(rank: int, max_norms: list[float]) -> tuple[list[float], li
         norms.append([optimizer.clip_grad_norm_(max_norm).item() for max_norm in max_norms][-1])
         optimizer.step()
         group, state = optimizer.param_groups[0], optimizer.state[weight]
-        numbers.append([state["power"], group["norm_squares"], group["power_squares"]])
+        usual_factor = handle.state_dict()["usual_share"]
+        numbers.append([state["power"], group["norm_squares"], group["power_squares"], usual_factor])
         tensors.append([state["exp_avg"].clone(), weight.detach().clone()])
     return norms, numbers, tensors
 
