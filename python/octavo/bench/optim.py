@@ -153,11 +153,9 @@ def _peers(parameters: list[torch.nn.Parameter], words: Sequence[str]) -> tuple[
             advice = f"; pip install {library} installs it" if isinstance(error, ImportError) else ""
             remarks.append(f"{library} is left out: {_reason(error)}{advice}")
             continue
-        for name, make in contenders.items():
-            if not is_wanted(words, name):
-                continue
+        for name in filter(partial(is_wanted, words), contenders):
             try:
-                optimizer = make(parameters, LR)
+                optimizer = contenders[name](parameters, LR)
                 optimizer.step()
                 built[name] = optimizer
             except Exception as error:

@@ -69,13 +69,15 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
 
 def _write(config: TrainConfig, summaries: dict[str, dict[str, Any]], finished: Iterable[str]) -> None:
     """Writes the figures, and plots those runs that still have the metrics of their steps."""
-    metrics = {plan: Path(config.for_plan(plan).out) / METRICS for plan in finished}
-    for plan, path in metrics.items():
-        if not path.is_file():
+    runs = {}
+    for plan in finished:
+        path = Path(config.for_plan(plan).out) / METRICS
+        if path.is_file():
+            runs[plan] = read_metrics(path)
+        else:
             warn(f"[train.compare] {path} is missing: the plot leaves out {plan}")
     with writing(what=config.out, where="train.compare"):
         durable_files.write_json(Path(config.out) / FIGURES, summaries)
-        runs = {plan: read_metrics(path) for plan, path in metrics.items() if path.is_file()}
         plots.plot_comparison(runs, Path(config.out) / PLOT)
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from octavo.bench import cli, jobs, zero_jobs
 from octavo.bench.zero import DEFAULT_CONTENDERS, MODEL, Row, config_of
-from octavo.bench.zero_contenders import ZeroName
+from octavo.bench.zero_contenders import TORCHS, ZeroName
 
 #: `octavo bench` in a process that has imported torch.
 BENCH = """
@@ -37,17 +37,7 @@ def bench_zero(folder: Path, *arguments: str) -> dict[str, Row]:
 @pytest.mark.ranks
 @pytest.mark.timeout(180)
 def test_all_train_the_same_model_in_turns(tmp_path):
-    names = (
-        "ddp-compiled",
-        "torch-zero1",
-        "fsdp2",
-        "fsdp2:keep",
-        "fsdp2-compiled",
-        "zero1",
-        "zero2",
-        "zero3",
-        "zero3:int8/int4+ef",
-    )
+    names = (*(name for name in TORCHS if name != "ddp"), "zero1", "zero2", "zero3", "zero3:int8/int4+ef")
     rows = bench_zero(tmp_path, *names, "--measure=time")
     assert list(rows) == ["ddp", *names]
     ddp = rows["ddp"]
