@@ -42,7 +42,7 @@ class MapSteps {
     tensor.mapping = {map_.get(), shape_, step_,    feedback_, keeps_residual ? &residual_ : nullptr,
                       &memory_,   0,      momentum_};
     tensor.shared_key = rules::derive_key(step_, 99);
-    tensor.rounding_key = rules::derive_key(static_cast<std::uint64_t>(wire_.rank()), step_);
+    tensor.rounding_key = step_ << 32U | static_cast<std::uint64_t>(wire_.rank());  // neighbours, as a Compressor's
     return tensor;
   }
 

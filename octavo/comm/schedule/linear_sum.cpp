@@ -11,6 +11,13 @@
 #include "octavo/rules/counter_random.h"
 
 namespace octavo {
+namespace {
+
+/// The purpose for which a tensor's key is derived where a map rounds residuals; the rounds have those from 0 on. Keys
+/// of neighbouring ranks and parameters draw the same bits for other elements unless they are derived.
+constexpr std::uint64_t kOfMapResidual = 64;
+
+}  // namespace
 
 void LinearSum::begin(Bucket bucket) {
   const WaitAtEnd buffers_are_free(device_);
@@ -41,7 +48,7 @@ void LinearSum::find_mapped() {
                    mapping.error_feedback, mapping.momentum,
                    mapping.step,           tensor.shared_key};
     input.seed = mapping.seed;
-    input.values.rounding_key = tensor.rounding_key;
+    input.values.rounding_key = rules::derive_key(tensor.rounding_key, kOfMapResidual);
     if (mapping.residual) input.values.residual = mapping.residual->now<rules::Residual>(device_);
     mapped_.push_back({t, input, {}, mapping.map->image_sizes(mapping.shape, mapping.step)});
     rounds_ = std::max(rounds_, mapped_.back().sizes.size());

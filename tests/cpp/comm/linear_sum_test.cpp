@@ -105,6 +105,25 @@ TEST(LinearSum, WhatAStepLeavesOverIsTheResidual) {
   });
 }
 
+/// With the bits of a neighbouring rank's key as they are, rank 1 rounds as rank 0 does 64 elements further on.
+TEST(LinearSum, RanksRoundTheirResidualsByOtherBits) {
+  constexpr std::int64_t kCount = kRows * kColumns;
+  std::vector<at::Tensor> rounded(2);
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Steps steps(backend, power_sgd(1), /*feedback=*/true);
+    // Their mean is zero, so that all of it is left over. It is halfway between two values of bfloat16.
+    at::Tensor values = at::full({kRows, kColumns}, rank == 0 ? 1 + 0x1p-8F : -1 - 0x1p-8F);
+    steps.step(values);
+    EXPECT_EQ(values.count_nonzero().item<std::int64_t>(), 0);
+    rounded[static_cast<std::size_t>(rank)] = steps.residual().to(at::kFloat).abs().flatten();
+  });
+  for (std::int64_t shift = 0; shift < kCount / 2; shift += 64) {
+    const at::Tensor ahead = rounded[0].narrow(0, shift, kCount - shift), own = rounded[1].narrow(0, 0, kCount - shift);
+    const double alike = ahead.eq(own).to(at::kDouble).mean().item<double>();
+    EXPECT_LT(std::abs(alike - 0.5), 0.1) << "bits of rank 0, " << shift << " elements further on";
+  }
+}
+
 TEST(LinearSum, ANanOnOneRankReachesAllAndLeavesNoTrace) {
   for (const float poison : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
     run_ranks(3, [&](const BackendPtr& backend, int rank) {
@@ -143,6 +162,23 @@ TEST(LinearSum, AZeroGradientAndThenAnotherOne) {
     at::Tensor values = matrix_of(rank, 4);
     steps.step(values);
     EXPECT_LT(relative_error(values, mean_of(2, 4)), 1e-2) << "directions that were unused are lost";
+  });
+}
+
+TEST(LinearSum, AlternatingFactorsBeginWithAZeroGradient) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Steps steps(backend, power_sgd(4, /*alternating=*/true), /*feedback=*/true);
+    at::Tensor values = at::zeros({kRows, kColumns});
+    EXPECT_TRUE(steps.step(values).finite);
+    EXPECT_FALSE(values.any().item<bool>());
+    at::Tensor sum = at::zeros({kRows, kColumns});
+    constexpr int kSteps = 50;
+    for (int step = 0; step < kSteps; ++step) {
+      values = matrix_of(rank, 4);
+      EXPECT_TRUE(steps.step(values).finite);
+      sum += values / kSteps;
+    }
+    EXPECT_LT(relative_error(sum, mean_of(2, 4)), 0.1);
   });
 }
 
