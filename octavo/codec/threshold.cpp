@@ -65,7 +65,7 @@ std::uint64_t count_large(c10::Device device, const float* values, std::uint64_t
   return std::accumulate(counts, counts + chunks, std::uint64_t{0});
 }
 
-void subtract_estimate(c10::Device device, const EncodeInput& input, std::uint64_t count, float* values) {
+void work_out(c10::Device device, const EncodeInput& input, std::uint64_t count, float* values) {
   const LaunchScope scope(device);
   scope.kernels().subtract_estimate(scope.queue(), input, nullptr, count, values);
 }
@@ -127,9 +127,9 @@ void Threshold::encode(c10::Device device, const EncodeInput& input, const Paylo
   const ScratchFloats values(device, count, memory);
   EncodeInput fresh = input;
   fresh.residual = nullptr;
-  subtract_estimate(device, fresh, count, values.data());
+  work_out(device, fresh, count, values.data());
   const auto threshold = static_cast<float>(factor_ * std::sqrt(mean_square(device, values.data(), count)));
-  if (input.residual) subtract_estimate(device, input, count, values.data());
+  if (input.residual) work_out(device, input, count, values.data());
   const std::uint64_t large = count_large(device, values.data(), count, rules::least_above(threshold));
   const std::uint64_t kept = std::clamp<std::uint64_t>(large, 1, most(count));
   EncodeInput worked_out = {values.data()};

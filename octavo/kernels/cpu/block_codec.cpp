@@ -237,6 +237,8 @@ void decode_blocks(Queue, Payload payload, std::uint64_t count, std::uint64_t bl
                            out + whole, nonfinite);
       return end_stream();
     }
+  } else {
+    block = kWorkedOut;
   }
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const float scale = Rule::kHasScale ? payload.scales[index] : 1.0F;

@@ -69,9 +69,10 @@ std::string written(const fs::path& folder, const std::string& text) {
 
 std::optional<std::string> load_compiled(const std::string& identity) {
   const fs::path in = folder();
+  if (in.empty()) return std::nullopt;
   std::ifstream file(file_of(in, identity), std::ios::binary);
   std::ostringstream all;
-  if (in.empty() || !(all << file.rdbuf())) return std::nullopt;
+  if (!(all << file.rdbuf())) return std::nullopt;
   const std::string text = all.str();
   const auto start = text.find('\n') + 1 + identity.size();
   if (start > text.size()) return std::nullopt;

@@ -2,6 +2,9 @@
 #include "octavo/kernels/cuda/driver.h"
 
 #include <dlfcn.h>
+#include <filesystem>
+#include <sstream>
+#include <system_error>
 #include <unistd.h>
 
 namespace octavo::cuda_backend {
@@ -65,6 +68,18 @@ int newest_major() {
   return version / 1000;
 }
 
+/// Returns the path, size and time of the file that a function was loaded from.
+std::string file_of(const void* function) {
+  Dl_info info;
+  if (dladdr(function, &info) == 0) return "";
+  const std::filesystem::path file = info.dli_fname;
+  std::error_code unknown;
+  std::ostringstream text;
+  text << file << ", " << std::filesystem::file_size(file, unknown) << " bytes, written at "
+       << std::filesystem::last_write_time(file, unknown).time_since_epoch().count();
+  return text.str();
+}
+
 Nvrtc open_nvrtc() {
   constexpr int kOldest = 12;
   const int newest = newest_major();
@@ -80,6 +95,7 @@ Nvrtc open_nvrtc() {
 #define OCTAVO_FIND(name, ...) find(all.name, library, file.c_str());
     OCTAVO_NVRTC(OCTAVO_FIND)
 #undef OCTAVO_FIND
+    all.file = file_of(reinterpret_cast<const void*>(all.nvrtcVersion.address));
     return all;
   }
   fail(

@@ -121,6 +121,7 @@ struct Driver {
 #define OCTAVO_WORDS words_of_nvrtc
 struct Nvrtc {
   OCTAVO_NVRTC(OCTAVO_MEMBER)
+  std::string file;  // its path, size and time: nvrtcVersion() does not tell the patches of a version apart
 };
 #undef OCTAVO_WORDS
 #undef OCTAVO_MEMBER
