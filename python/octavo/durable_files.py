@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,11 +31,13 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Creates `path` and the parents that are missing; returns once their names are on the disk. Raises OSError."""
+    """Creates `path` and the parents that are missing; returns once their names are on the disk, as far as their parents
+    may be read. Raises OSError."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
-        sync_folder(folder.parent)
+        with suppress(PermissionError):  # a folder that may be written to, but not read
+            sync_folder(folder.parent)
 
 
 @contextmanager

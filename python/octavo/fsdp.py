@@ -25,7 +25,7 @@ from octavo.handle import Handle
 from octavo.hooks import OwnHook
 from octavo.optim.joined import joined_optimizer, require_no_momentum
 from octavo.parameters import Exempt, Row, exempt_by_name, plain_name, require_kernels, table_of
-from octavo.rendezvous import Rendezvous, require_same_on_all_ranks
+from octavo.rendezvous import Rendezvous, as_group, difference_between_ranks, refuse_difference
 
 _compressed: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
@@ -135,6 +135,8 @@ def compress_fsdp(
     timeout_s: float,
 ) -> ShardedHandle:
     """Does what ``octavo.compress`` does, for a model of FSDP2."""
+    if replicas is not None:
+        replicas = as_group(replicas, "fsdp.compress")
     joined = joined_optimizer(optimizer, "fsdp.compress")
     if joined is not None:
         raise ValueError(
@@ -165,8 +167,10 @@ def compress_fsdp(
         "use of replicas": replicas is not None,
         "seed": seed,
     }
-    for group, meeting in meetings.items():
-        require_same_on_all_ranks(meeting, group.rank(), agreed, "fsdp.compress")
+    difference = None
+    for group, meeting in meetings.items():  # those of the second are told what a rank has learnt in the first
+        difference = difference_between_ranks(meeting, agreed, dist.get_process_group_ranks(group), difference)
+    refuse_difference(difference, dist.get_rank(), agreed, "fsdp.compress")
     setting = dict(timeout_s=timeout_s, paging=paging, seed=seed)
     compressor, layout = _compressor(meetings, replicas, shards, plan, table, parameters.values(), **setting)
     # FSDP2 calls no reduce-scatter where one rank has all shards, but it calls the hook of its all-reduce

@@ -14,7 +14,10 @@ State = Mapping[str, Tensor | int | float | str]
 
 SCHEMA = 3
 #: What is kept of values as they are. Other tensors may have codes, also in memory of floats.
-_VALUES = ("worker", "owner", "own", "residual", "momentum", "update", "velocity", "owed", "owed_to_all")
+_VALUES = (
+    *("worker", "owner", "own", "residual", "momentum", "update", "velocity", "owed", "owed_to_all"),
+    *("sent_estimate", "received_estimates", "shared_estimate"),
+)
 #: The layout of states whose ranks hold copies of the whole model. A handle refuses states of another layout.
 WHOLE_MODEL = "the model"
 

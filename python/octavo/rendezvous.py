@@ -233,18 +233,44 @@ def _decide(meeting: dist.Store, end: str) -> None:
     meeting.set(_END, meeting.compare_set(_END, "", end))
 
 
+Difference = tuple[str, str]
+"""Which value differs between ranks, and a clause that says so."""
+
+
 def require_same_on_all_ranks(rendezvous: Rendezvous, our_rank: int, ours: Mapping[str, object], where: str) -> None:
     """Raises ValueError on all ranks where one of the values in ``ours`` differs between ranks. Such ranks would read
     each other's bytes wrongly, or wait forever."""
+    refuse_difference(difference_between_ranks(rendezvous, ours), our_rank, ours, where)
+
+
+def difference_between_ranks(
+    rendezvous: Rendezvous,
+    ours: Mapping[str, object],
+    ranks: Sequence[int] | None = None,
+    found: Difference | None = None,
+) -> Difference | None:
+    """Returns the first value in ``ours`` that differs between ranks, or None; all ranks of the rendezvous return the
+    same. ``ranks``: their numbers in the clause. ``found``: what this rank has been told in the rendezvous of another
+    group; the ranks of this one learn of it here."""
     digests = {what: sha256(repr(value).encode()).hexdigest() for what, value in ours.items()}
-    all_digests = [loads(text) for text in rendezvous.exchange(dumps(digests))]
-    for rank, theirs in enumerate(all_digests):
+    of_all = [loads(text) for text in rendezvous.exchange(dumps([digests, found]))]
+    for _, theirs in of_all:
+        if theirs is not None:
+            return theirs[0], theirs[1]
+    numbers = range(len(of_all)) if ranks is None else ranks
+    first = of_all[0][0]
+    for number, (theirs, _) in zip(numbers, of_all, strict=True):
         for what, digest in theirs.items():
-            if digest != all_digests[0][what]:
-                raise ValueError(
-                    f"[{where}] all ranks must have the same {what}; rank {rank} differs from rank 0 "
-                    f"(here, rank {our_rank}: {_short(ours[what])})"
-                )
+            if digest != first[what]:
+                return what, f"all ranks must have the same {what}; rank {number} differs from rank {numbers[0]}"
+    return None
+
+
+def refuse_difference(difference: Difference | None, our_rank: int, ours: Mapping[str, object], where: str) -> None:
+    """Raises ValueError unless ``difference`` is None."""
+    if difference is not None:
+        what, clause = difference
+        raise ValueError(f"[{where}] {clause} (here, rank {our_rank}: {_short(ours[what])})")
 
 
 def _short(value: object) -> str:

@@ -39,7 +39,11 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     are_shards = any(is_sharded(gradient) for gradient in gradients)  # all ranks must take the same branch then
     if not norm.isinf() or (not are_shards and not all_finite(gradients)):
         return norm
-    return gathered(nn.utils.get_total_norm([gradient.double() for gradient in gradients]))
+    return gathered(nn.utils.get_total_norm([_in_double(gradient) for gradient in gradients]))
+
+
+def _in_double(gradient: Tensor) -> Tensor:
+    return gradient.to(torch.complex128 if gradient.is_complex() else torch.float64)
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:

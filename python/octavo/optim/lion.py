@@ -213,8 +213,8 @@ class DistributedLion(JoinedOptimizer, Lion):
 
 class Signum(DistributedLion):
     """SGD with momentum by signs (Bernstein et al. 2018, 2019): the ranks vote on the sign of
-    ``m = momentum * m + (1 - momentum) * gradient``. It is ``DistributedLion`` with both betas equal, and all that is
-    said there is true here.
+    ``m = momentum * m + (1 - momentum) * gradient``. It is ``DistributedLion`` with both betas equal and with no
+    options but those below; what else is said there is true here.
 
     >>> optimizer = octavo.optim.Signum(model.parameters(), lr=1e-4)
     >>> handle = octavo.compress(ddp, "sign-vote", optimizer=optimizer)

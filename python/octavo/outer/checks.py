@@ -61,15 +61,14 @@ def require_inner_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
         )
 
 
-def require_numbers(whole: Mapping[str, tuple[int | None, int]], others: Mapping[str, float | None]) -> None:
+def require_numbers(whole: Mapping[str, tuple[int, int]], others: Mapping[str, float]) -> None:
     """Raises ValueError for arguments that are no numbers or out of range. ``whole``: integers by name, each with the
-    least value that it may have; ``others``: floats by name, which must be finite. None stands for an argument that was
-    not given."""
+    least value that it may have; ``others``: floats by name, which must be finite."""
     for name, (number, least) in whole.items():
-        if number is not None and not (is_whole_number(number) and least <= number < 2**63):
+        if not (is_whole_number(number) and least <= number < 2**63):
             raise ValueError(f"[outer.Outer] {name} must be a whole number of {least} or more, got {number!r}")
     for name, share in others.items():
-        if share is not None and not is_finite_number(share):
+        if not is_finite_number(share):
             raise ValueError(f"[outer.Outer] {name} must be a finite number, got {share!r}")
 
 

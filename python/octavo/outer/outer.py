@@ -130,16 +130,19 @@ class Outer(StepsOfInner):
             )
         require_inner_optimizer(inner_optimizer, model)
         require_seed(seed, "outer.Outer")
+        chosen = {name: rate for name, rate in dict(lr=lr, momentum=momentum).items() if rate is not None}
         require_numbers(
-            dict(every=(every, 1), delay=(delay, 0), fragments=(fragments, 1), steps=(steps, 0)),
-            dict(lr=lr, momentum=momentum, mix=mix, decay=decay),
+            dict(every=(every, 1), delay=(delay, 0), fragments=(fragments, 1), steps=(0 if steps is None else steps, 0)),
+            dict(mix=mix, decay=decay, **chosen),
         )
+        if not isinstance(spread, bool):
+            raise ValueError(f"[outer.Outer] spread must be True or False, got {spread!r}")
         self.inner, self._plan, self._seed = inner_optimizer, plan_of(plan, decay, average), seed
         group = as_group(group, "outer.Outer")
         self._rank, self._size = group.rank(), group.size()
         lr, momentum = outer_rates(every, self._plan, self._size, lr, momentum, mix, spread)
         whole = dict(every=int(every), delay=int(delay), fragments=int(fragments))
-        self._options = whole | dict(lr=float(lr), momentum=float(momentum), mix=float(mix), spread=bool(spread))
+        self._options = whole | dict(lr=float(lr), momentum=float(momentum), mix=float(mix), spread=spread)
         self._model = model
         self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
         self._exchanged = set(self._parameters.values())

@@ -75,7 +75,13 @@ class CheckpointFolder:
 
     def _own_digests(self, folder: Path, names: Sequence[str]) -> dict[str, str]:
         """Returns the digests of this rank's share: every W-th file, whoever wrote it."""
-        return {name: durable_files.sha256(folder / name) for name in names[self._peers.rank :: self._peers.size]}
+        share = names[self._peers.rank :: self._peers.size]
+        if missing := [name for name in share if not (folder / name).is_file()]:
+            raise FileNotFoundError(
+                f"[{self._where}] {folder / missing[0]} is not there, which rank 0 sees: is {self._directory} the same "
+                f"folder on all hosts?"
+            )
+        return {name: durable_files.sha256(folder / name) for name in share}
 
     def _require_own_share(self) -> None:
         if not self.newest.is_dir():

@@ -4,9 +4,7 @@ each step, whether a loss can be differentiated, and whether a path is one."""
 
 from __future__ import annotations
 
-import gc
 import warnings
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,39 +34,12 @@ def require_shareable(
     """Raises ValueError for what the stage cannot share out. ``parameters``: those of the model that need a
     gradient."""
     require_plain_model(model, "zero.initialize")
-    require_without_engine(parameters)
     require_trainable(parameters, optimizer)
     if config.has_parts_apart:
         require_unwritten(model)
     if config.zero_stage == 3:
         require_uncompiled(model)
     require_apart(model, config)
-
-
-#: The ids of the parameters that engines train. No reference to a parameter is kept, not even a weak one, because torch
-#: does not convert models whose parameters have any. Engines keep their parameters, so that the ids stay theirs.
-_trained: set[int] = set()
-
-
-def remember_engine(engine: object, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Keeps other engines from training these parameters as long as there is this one."""
-    ids = {id(parameter) for parameter in parameters.values()}
-    _trained.update(ids)
-    weakref.finalize(engine, _trained.difference_update, ids).atexit = False
-
-
-def require_without_engine(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raises ValueError where another engine trains one of the parameters: both would take its gradients, and move what
-    the other one holds."""
-    for name, parameter in parameters.items():
-        if id(parameter) in _trained:
-            # an engine that nothing refers to any more may be part of a reference cycle, which only the collector frees
-            gc.collect()
-            if id(parameter) in _trained:
-                raise ValueError(
-                    f"[zero.initialize] {name} is trained by another engine already: go on with that one, or delete it "
-                    f"(del engine) and build the model anew"
-                )
 
 
 def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:

@@ -21,7 +21,8 @@ class ZeroConfig:
 
     - ``zero_stage``: 1 shares out the optimizer's state, 2 gradients too, 3 parameters too.
     - ``plan``: how gradients are sent to the ranks that own their parts.
-    - ``gather``: the codec by which parameters are sent to all ranks; None: as they are.
+    - ``gather``: the codec by which parameters are sent to all ranks; None: as they are. With a codec, also with
+      ``dense``, a rank's part of a parameter has memory of its own, apart from the whole parameter.
     - ``accumulation_steps``: the number of micro-batches in a step.
     - ``clip_norm``: the greatest norm of all gradients together; None: they are not clipped.
     - ``bucket_mib``: the size of a bucket of gradients that are sent together, in MiB.

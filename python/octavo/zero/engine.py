@@ -19,13 +19,13 @@ from octavo.optim.clipping import require_max_norm
 from octavo.optim.fused import FusedOptimizer
 from octavo.optim.nonfinite import NothingChanged
 from octavo.parameters import exempt_by_name, plain_name
+from octavo.plain_model import remember_engine
 from octavo.rendezvous import Rendezvous, as_group, require_backend
 from octavo.zero import compilation, explained, export, optimizer_state, set_up
 from octavo.zero.always_whole import AlwaysWhole
 from octavo.zero.checks import (
     as_path,
     memory_of,
-    remember_engine,
     require_differentiable,
     require_same,
     require_shareable,
@@ -107,7 +107,7 @@ class ZeroEngine:
         # torch treats meshes with equal ranks and names as one mesh. Without a name of its own, this one would get the
         # group of an earlier one.
         mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=(group.group_name,))
-        remember_engine(self, self._parameters)
+        remember_engine(self, self._parameters.values())
         self.parts: dict[nn.Parameter, OwnPart] = set_up.share_out(self._engine, config, self._parameters, exempt, mesh)
         set_up.register_graph(self._engine, config, len(self.parts), is_compiled=compiled is not None)
         set_up.give_parts(optimizer, self.parts)
@@ -376,7 +376,8 @@ class ZeroEngine:
 
     def save_checkpoint(self, directory: str | Path) -> None:
         """Writes parameters, buffers, the optimizer's state and what the plan remembers, by
-        ``torch.distributed.checkpoint``; each rank writes its part. All ranks call it, between steps.
+        ``torch.distributed.checkpoint``; each rank writes its part. All ranks call it, between steps. The directory
+        must be the same one on all hosts, as on a network's file system.
 
         They are written to a folder, to which ``directory/latest`` points once all is written and on the disk. The
         checkpoint before is then removed. On all ranks buffers become those of rank 0; buffers that ``state_dict()``

@@ -98,6 +98,21 @@ def test_a_state_that_does_not_fit_is_refused(two_ranks):
     two_ranks.run(refuse_states)
 
 
+def refuse_estimates(rank: int) -> None:
+    model, handle, optimizer = make("int8+ef21")
+    step_once(model, optimizer, rank, 0)
+    good = handle.state_dict()
+    estimates = [key for key in good if "estimate" in key.partition("/")[0]]
+    assert {key.partition("/")[0] for key in estimates} == {"sent_estimate", "received_estimates", "shared_estimate"}
+    for key in estimates:
+        with pytest.raises(ValueError, match=f"'{key}' of the state of rank . has a NaN"):
+            handle.load_state_dict({**good, key: good[key] * torch.nan})
+
+
+def test_a_nan_in_an_estimate_is_refused(two_ranks):
+    two_ranks.run(refuse_estimates)
+
+
 class Picture(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -127,3 +127,26 @@ def refuse_momenta_between_replicas(rank: int) -> None:
 
 def test_momenta_are_refused(four_ranks):
     four_ranks.run(refuse_momenta_between_replicas)
+
+
+def pass_another_plan(rank: int) -> None:
+    """Rank 3 differs. Rank 0 is in none of its groups, and learns it from those that are."""
+    mesh = mesh_of_four()
+    model = shard(Model(), mesh=mesh["shard"])
+    plan = "int4+ef" if rank == 3 else "sign+ef"
+    with pytest.raises(ValueError, match=r"all ranks must have the same plan; rank 3 differs from rank [12] \(here, rank"):
+        octavo.compress(model, plan, replicas=mesh.get_group("replicate"), timeout_s=20)
+
+
+def test_a_rank_with_another_plan_is_an_error_on_all_ranks(four_ranks):
+    four_ranks.run(pass_another_plan)
+
+
+def pass_a_mesh(rank: int) -> None:
+    mesh = mesh_of_four()
+    with pytest.raises(TypeError, match=r"\[fsdp.compress\] expected group as a process group"):
+        octavo.compress(shard(Model(), mesh=mesh["shard"]), "sign+ef", replicas=mesh["replicate"])
+
+
+def test_replicas_that_are_no_process_group_are_refused(four_ranks):
+    four_ranks.run(pass_a_mesh)

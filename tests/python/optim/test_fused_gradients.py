@@ -125,6 +125,17 @@ def test_finite_gradients_whose_norm_overflows_in_float32_are_clipped():
     torch.testing.assert_close(weight, expected)
 
 
+def test_complex_gradients_are_clipped():
+    weight = nn.Parameter(torch.zeros(10, dtype=torch.complex64))
+    weight.grad = torch.full((10,), complex(0, 1e30))  # the squares overflow in float32
+    assert clip_gradients([weight], 1.0).item() == pytest.approx(1e30 * 10**0.5)
+    torch.testing.assert_close(weight.grad, torch.full((10,), complex(0, 10**-0.5)))
+    weight.grad[3] = complex(0, torch.inf)
+    before = weight.grad.clone()
+    assert clip_gradients([weight], 1.0).isinf()
+    assert torch.equal(weight.grad, before)
+
+
 def test_gradients_are_clipped_as_torch_does_unless_their_norm_is_not_finite():
     parameters, twins = parameters_of(), parameters_of()
     give_gradients(parameters, 1)

@@ -50,6 +50,10 @@ def refusal(rank: int, options: dict) -> str:
         (dict(every="20"), "every must be a whole number of 1 or more, got '20'"),
         (dict(plan="int4+ef;none*=int8"), "none*"),
         (dict(decay="a"), "decay must be a finite number, got 'a'"),
+        (dict(every=None), "every must be a whole number of 1 or more, got None"),
+        (dict(mix=None), "mix must be a finite number, got None"),
+        (dict(decay=None), "decay must be a finite number, got None"),
+        (dict(spread="no"), "spread must be True or False, got 'no'"),
         (dict(steps="x"), "steps must be a whole number of 0 or more, got 'x'"),
         (dict(momentum=1.0), "momentum must be in [0, 1)"),
         (dict(average="votes"), "average must be 'ranks' or 'hits'"),
@@ -67,6 +71,16 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(options, words):
         said = refusal(0, options)
     assert said.startswith("[")
     assert words in said
+
+
+def test_a_model_that_an_engine_trains_is_refused():
+    model = nn.Linear(4, 4)
+    with solo_world():
+        engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": 1})
+        with pytest.raises(ValueError, match=r"\[outer.Outer\] .* is trained by an engine of octavo.initialize already"):
+            octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        del engine
+        octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 @pytest.mark.parametrize("plan", ["powersgd:2+ef", "int4+econtrol", "int4;last*=int8+loco", "topk:0.1+ef"])

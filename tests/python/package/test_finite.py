@@ -29,5 +29,13 @@ def test_floats_of_8_bits_are_looked_at_too(dtype):
     assert not all_finite([torch.ones(3), values])
 
 
+@pytest.mark.parametrize("bad", [complex(0, math.inf), complex(math.nan, 0)])
+def test_both_parts_of_complex_values_are_looked_at(bad):
+    values = torch.full((100,), 1 + 2j)
+    assert all_finite([values, values.conj()])
+    values[7] = bad
+    assert not all_finite([values]) and not all_finite([values.conj()])
+
+
 def test_no_values_are_finite():
     assert all_finite([]) and all_finite([torch.zeros(0)])

@@ -217,3 +217,14 @@ def test_options_of_any_type_of_number_are_saved(two_ranks, tmp_path):
     for lr, decay, betas, said in two_ranks.run(with_options, str(tmp_path / "one")):
         assert (lr, decay, betas) == (0.25, 0.5, (0.9, 0.999))
         assert said.startswith("ValueError: [zero.save_checkpoint] the optimizer's option lr is {0.25}: checkpoints")
+
+
+def save_to_own_folder(rank: int, folder: str) -> None:
+    """Each rank's folder is one of its own, as on hosts that share no disk."""
+    engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 2})
+    with pytest.raises(OSError, match="rank 1 cannot write to .*: is .* the same folder on all hosts"):
+        engine.save_checkpoint(f"{folder}/{rank}")
+
+
+def test_hosts_without_a_shared_folder_are_told_so(two_ranks, tmp_path):
+    two_ranks.run(save_to_own_folder, str(tmp_path))

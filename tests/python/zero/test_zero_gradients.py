@@ -102,7 +102,7 @@ def with_two_engines(rank: int, stage: int) -> list[str]:
 def test_a_model_has_one_engine_at_a_time(two_ranks, stage):
     for of_model, of_wider, learns in two_ranks.run(with_two_engines, stage):
         for said, prefix in ((of_model, ""), (of_wider, "0.")):
-            assert f"[zero.initialize] {prefix}0.weight is trained by another engine already" in said
+            assert f"[zero.initialize] {prefix}0.weight is trained by an engine of octavo.initialize already" in said
         assert learns == "True"
 
 
