@@ -72,11 +72,19 @@ std::vector<std::uint64_t> PowerSgd::image_sizes(const Matrix& shape, std::uint6
   return {is_left(step, 0) ? left : right};
 }
 
+/// Fills the next memory. Where all ranks' values are zeros nothing else may be written to it: without factors it has
+/// zeros, from which the next step draws.
+void PowerSgd::begin(c10::Device device, const MapInput& tensor) const {
+  const std::uint64_t size = factors_size(tensor.shape);
+  at::Tensor next = floats_at(tensor.next_memory, size, device);
+  tensor.memory ? next.copy_(floats_at(tensor.memory, size, device)) : next.zero_();
+}
+
 void PowerSgd::project(c10::Device device, const MapInput& tensor, std::size_t round,
                        std::span<float* const> images) const {
   const rules::LowRank shape = low_rank(tensor.shape);
   const Factors next(tensor.next_memory, shape);
-  if (round == 0 && tensor.memory) copy(next.left, tensor.memory, factors_size(tensor.shape), device);
+  if (round == 0) begin(device, tensor);
   if (round > 0) copy(next.left, images[round - 1], shape.rank * shape.rows, device);
   const bool left = is_left(tensor.step, round);
   float* const other = left ? next.right : next.left;

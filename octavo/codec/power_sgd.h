@@ -28,6 +28,7 @@ class OCTAVO_API PowerSgd final : public LinearMap {
  private:
   rules::LowRank low_rank(const Matrix& shape) const;
   std::uint64_t factors_size(const Matrix& shape) const;
+  void begin(c10::Device device, const MapInput& tensor) const;
   bool is_left(std::uint64_t step, std::size_t round) const;
 
   std::uint64_t rank_;
