@@ -47,7 +47,7 @@ Engine::~Engine() {
   try {
     const bool are_away = offloaded_bytes() > 0;
     restore();
-    if (are_away) synchronize(param_registry->getParam(params_.front().id).getDevice());
+    if (are_away) param_registry->synchronizeDevices();
   } catch (...) {  // the device has no memory left, or is lost: reading the values raises an error that says so
   }
 }
@@ -72,6 +72,7 @@ void Engine::init(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_p
 void Engine::reset() {
   give_up_pass();
   if (shared_) shared_->gather->wait_all();
+  bytes_of_forgotten_orders_ = order_bytes();
   executors.clear();
   offloads_.clear();
 }
@@ -80,6 +81,7 @@ void Engine::cleanup() {
   restore();
   states_ = {};
   executors.clear();
+  bytes_of_forgotten_orders_ = 0;
   offloads_.clear();
   params_.clear();
   whole_.clear();
@@ -109,10 +111,15 @@ Range Engine::owned(std::uint64_t count) const {
   return owned_range(count, backend().getRank(), backend().getSize(), Ownership::equal_ranges());
 }
 
-void Engine::require_registering(long ds_id, const ParamOptions& options) const {
+void Engine::require_registering(long ds_id, c10::Device device, const ParamOptions& options) const {
   if (shared_) {
     fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id, " comes after the first graph: register all ",
          "parameters, then graphs");
+  }
+  const c10::Device first = params_.empty() ? device : param_registry->getParam(params_.front().id).getDevice();
+  if (device != first) {
+    fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id, " is on ", device.str(), ", and parameter ",
+         params_.front().id, " on ", first.str(), ": expected all on one device");
   }
   const std::string name = name_of(ds_id, options);
   const auto same = std::ranges::find(params_, name, &SummedParam::name);
@@ -129,8 +136,8 @@ void Engine::add(long ds_id, const std::vector<std::int64_t>& shape, ParamOption
 
 void Engine::register_param(long ds_id, const std::vector<std::int64_t>& ds_shape, at::Tensor ds_tensor,
                             at::Tensor grad_buffer, std::int64_t offset, ParamOptions options) {
-  require_registering(ds_id, options);
   require_defined(ds_id, ds_tensor);
+  require_registering(ds_id, ds_tensor.device(), options);
   const std::int64_t whole = element_count(ds_id, ds_shape);
   const Range own = owned(static_cast<std::uint64_t>(whole));
   const auto first = static_cast<std::int64_t>(own.first);
@@ -138,9 +145,9 @@ void Engine::register_param(long ds_id, const std::vector<std::int64_t>& ds_shap
     fail(ErrorCode::invalid_argument, kOfEngine, "expected offset ", first, " of parameter ", ds_id,
          ", from which on rank ", backend_->getRank(), " owns ", own.count, " of its elements, got ", offset);
   }
-  if (!ds_tensor.is_contiguous()) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "expected parameter ", ds_id, " in row-major order, of which ranks ",
-         "own ranges, got strides ", ds_tensor.strides());
+  if (!ds_tensor.is_contiguous() || ds_tensor.numel() != whole) {
+    fail(ErrorCode::invalid_argument, kOfEngine, "expected parameter ", ds_id, " with ", whole, " elements in ",
+         "row-major order, of which ranks own ranges, got ", ds_tensor.numel(), " with strides ", ds_tensor.strides());
   }
   const bool has_own = options.own_part.defined();
   const c10::Device device = has_own ? options.own_part.device() : ds_tensor.device();
@@ -163,8 +170,8 @@ void Engine::register_param(long ds_id, const std::vector<std::int64_t>& ds_shap
 
 void Engine::register_z3_param(long ds_id, const std::vector<std::int64_t>& ds_shape, at::Tensor ds_tensor,
                                at::Tensor grad_buffer, bool persistent, ParamOptions options) {
-  require_registering(ds_id, options);
   require_defined(ds_id, ds_tensor);
+  require_registering(ds_id, ds_tensor.device(), options);
   const Range own = owned(static_cast<std::uint64_t>(element_count(ds_id, ds_shape)));
   const auto count = static_cast<std::int64_t>(own.count);
   if (ds_tensor.numel() < count) {
@@ -252,13 +259,15 @@ void Engine::register_graph(long graph_id, const std::vector<long>& ds_ids, Part
          "new_graph_id() of the engine that registers them");
   }
   require_params(graph_id, ds_ids, !std::is_same_v<Executor, Z3CustomOpExecutor>);
-  const bool divides_first = shared_ && shared_->divides_first;
-  if (!executors.empty() && divides_first != flags->pre_div_reduce) {
+  const auto sharing = std::ranges::count_if(executors, [](const auto& each) {  // a program may have its own there
+    return std::dynamic_pointer_cast<ReducingExecutor>(each.second) != nullptr;
+  });
+  if (sharing > 0 && shared_ && shared_->divides_first != flags->pre_div_reduce) {
     fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " comes after pre_div_reduce was changed, and ",
-         "shares its buckets with ", executors.size(), " other graphs: set it before the first one");
+         "shares its buckets with ", sharing, " other graphs: set it before the first one");
   }
   make_shared_parts();
-  if (executors.empty()) shared_->divides_first = flags->pre_div_reduce;
+  if (sharing == 0) shared_->divides_first = flags->pre_div_reduce;
   executors.emplace(
       graph_id, std::make_shared<Executor>(process_group, param_registry, reduce_buckets, ds_ids, shared_->rs_stream,
                                            shared_->copy_stream, shared_->sum, (*shared_).*parts..., flags));
@@ -285,8 +294,8 @@ void Engine::order_gradients(long graph_id, const std::vector<long>& expected, b
     counts.emplace(id, static_cast<std::int64_t>(productDim(param.getShape())));
     dtypes.insert(param.getDtype());
   }
-  // A rank that waits for a bucket with a gradient that another rank lacks has computed those of the next bucket. With
-  // one bucket, or with those of several dtypes, it may have computed one gradient more.
+  // A rank that waits for a bucket with a gradient that another rank lacks has mostly computed those of the next
+  // bucket. With one bucket, or with those of several dtypes, it may have computed one gradient more.
   const bool has_next = reduce_buckets->isDouble() && dtypes.size() == 1;
   const std::int64_t most_waiting = has_next ? reduce_buckets->getInitialSize() / 2 : 0;
   // The connection is that of the gathers, whose order is the same on all ranks. If a rank has made an extra gather,
@@ -300,7 +309,9 @@ void Engine::unregister_graph(long graph_id) {
     fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " has gradients in a backward pass: call ",
          "end_backward() for it, or give_up_pass(), before it is forgotten");
   }
+  const std::uint64_t of_all_orders = order_bytes();
   executors.erase(graph_id);
+  bytes_of_forgotten_orders_ += of_all_orders - order_bytes();
   offloads_.erase(graph_id);
 }
 

@@ -289,7 +289,8 @@ class OCTAVO_API Engine {
   };
 
   const c10d::Backend& backend() const;
-  void require_registering(long ds_id, const ParamOptions& options) const;
+  std::uint64_t order_bytes() const;
+  void require_registering(long ds_id, c10::Device device, const ParamOptions& options) const;
   void add(long ds_id, const std::vector<std::int64_t>& shape, ParamOptions options);
   void require_params(long graph_id, const std::vector<long>& ds_ids, bool are_whole) const;
   void make_shared_parts();
@@ -313,6 +314,7 @@ class OCTAVO_API Engine {
   std::vector<SummedParam> params_;
   std::vector<long> whole_;  // the parameters of stages 1 and 2
   std::optional<Shared> shared_;
+  std::uint64_t bytes_of_forgotten_orders_ = 0;
   std::unordered_map<long, TensorOffload> offloads_;  // by graph
   HostedStates states_;
   Pass pass_;

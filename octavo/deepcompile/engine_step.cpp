@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Engine: how the gradients of a step become averages.
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 
 #include <algorithm>
 #include <utility>
@@ -24,12 +25,13 @@ void require_executors(const Executors& executors) {
   }
 }
 
-/// Returns a gradient whose memory has its values, and has them for nobody else. Autograd gives two parameters
-/// gradients in one memory where views of them are added up, or one in memory that it will still read.
+/// Returns a gradient whose memory has a place for each of its values, and no other tensor's. Autograd gives two
+/// parameters gradients in one memory where views of them are added up, or one in memory that it will still read.
 at::Tensor made_own(at::Tensor gradient) {
   if (!gradient.has_storage()) return gradient;  // such as a sparse one, which executors refuse
   at::Tensor own = with_own_values(gradient);
-  return own.storage().use_count() > 1 ? own.clone() : own;
+  const bool overlaps = at::has_internal_overlap(own) == at::MemOverlap::Yes;
+  return overlaps || own.storage().use_count() > 1 ? own.clone(at::MemoryFormat::Contiguous) : own;
 }
 
 }  // namespace
@@ -62,7 +64,7 @@ void Engine::start_backward(bool update) {
   if (shared_ && sends) shared_->sum->begin_pass();
   pass_.sends = sends;
   pass_.is_under_way = true;
-  if (std::exchange(pass_.begins_step, update)) param_registry->accumulation().forget_averages();
+  if (std::exchange(pass_.begins_step, update)) param_registry->accumulation().forget_sums_of_step();
   pass_.has_sent_before = !param_registry->accumulation().reduced.empty();
   for (auto& [id, executor] : executors) executor->startBackward(update);
 }
@@ -176,7 +178,12 @@ Compressor& Engine::compressor() const {
 
 std::uint64_t Engine::sent_bytes() const {
   if (!shared_) return 0;
-  std::uint64_t sent = shared_->sum->compressor().stats().wire_bytes + shared_->gather->sent_bytes();
+  return shared_->sum->compressor().stats().wire_bytes + shared_->gather->sent_bytes() + order_bytes();
+}
+
+/// Returns the bytes that agreeing on orders has taken, also of graphs that are forgotten.
+std::uint64_t Engine::order_bytes() const {
+  std::uint64_t sent = bytes_of_forgotten_orders_;
   for (const auto& [id, executor] : executors) {
     if (const auto* reducing = dynamic_cast<const ReducingExecutor*>(executor.get())) sent += reducing->orderBytes();
   }

@@ -53,8 +53,8 @@ class OCTAVO_API CustomOpExecutor {
   /// dtype, and be on the parameter's device. Returns an empty tensor. Throws Error invalid_argument for another
   /// gradient, Error unsupported for a sparse one; nothing is in the bucket then.
   virtual at::Tensor reduceGrad(at::Tensor grad_tensor, long ds_id);
-  /// Takes a gradient that nobody else uses any more. It may be sent from where it lies, and its memory is then the
-  /// executor's until endBackward().
+  /// Takes a gradient that nobody else uses any more. It may be sent from where it lies, or be added to, and its memory
+  /// is then the executor's until the pass that sends it has ended.
   virtual void takeGrad(at::Tensor grad_tensor, long ds_id) { reduceGrad(std::move(grad_tensor), ds_id); }
 
   /// Makes what the current stream gets from now on wait until gradients are in the buckets: their memory may then be
@@ -120,7 +120,7 @@ std::shared_ptr<T> getExecutor(long graph_id, const std::unordered_map<long, std
   }
   if (auto executor = std::dynamic_pointer_cast<T>(found->second)) return executor;
   fail(ErrorCode::invalid_argument, "deepcompile.executor", "graph ", graph_id,
-       " was registered for another stage of ZeRO than this operator is of");
+       " has an executor of another class than this call needs: of another stage of ZeRO, or a program's own");
 }
 
 }  // namespace octavo::dc

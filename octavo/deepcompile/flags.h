@@ -8,7 +8,7 @@ namespace octavo::dc {
 /// Settings of an engine, by DeepSpeed's names. The thread that uses the engine may change them at any time, alike on
 /// all ranks.
 struct Flags {
-  /// A pass that only measures: gradients are not reduced, and tensors are not freed.
+  /// A pass that only measures: gradients of reduce_grad() are not reduced, and tensors are not freed.
   bool profile = false;
   /// Gradients are divided by the number of ranks in their own dtype, before they are added up. Otherwise their sum is
   /// divided, which is formed in float32. Must be set before the first graph.

@@ -24,8 +24,10 @@ std::vector<at::Tensor> FreshGather::start(std::span<const long> ids, std::span<
   const c10::InferenceMode kept_for_training(false);  // what is allocated here may outlive an evaluation
   const std::vector<at::ScalarType> wanted = gather_->dtypes_of(ids, dtypes);
   std::vector<at::Tensor> fresh;
-  for (std::size_t i = 0; i < ids.size(); ++i) fresh.push_back(make_room(ids[i], wanted[i]));
+  RoomsOfCall rooms(*registry_);
+  for (std::size_t i = 0; i < ids.size(); ++i) fresh.push_back(make_room(ids[i], wanted[i], rooms));
   gather_->start(ids, wanted);
+  rooms.keep();
   for (const long id : ids) ++awaited_[id];
   for (const at::Tensor& room : fresh) allow_access(room);  // compilers copy the memory that wait() then writes to
   return fresh;
@@ -33,7 +35,7 @@ std::vector<at::Tensor> FreshGather::start(std::span<const long> ids, std::span<
 
 /// Returns memory for the whole values. A collective writes straight to it where nothing is there or on its way. Memory
 /// of what was fetched ahead is handed over.
-at::Tensor FreshGather::make_room(long id, at::ScalarType dtype) {
+at::Tensor FreshGather::make_room(long id, at::ScalarType dtype, RoomsOfCall& rooms) {
   const DSParam& param = registry_->getParam(id);
   const bool is_kept = param.isPersistent(), comes = gather_->has(id, dtype);
   const bool was_ahead = !is_kept && comes && awaited_[id] == 0 && is_kept_by_registry_alone(id);
@@ -42,7 +44,7 @@ at::Tensor FreshGather::make_room(long id, at::ScalarType dtype) {
   }
   if (!comes) gather_->wait(id);  // a transfer in another dtype writes to what is registered
   at::Tensor room = at::empty(param.getShape(), at::dtype(dtype).device(param.getDevice()));
-  if (!is_kept && !comes) registry_->registerGatheredParam(id, room);
+  if (!is_kept && !comes) rooms.add(id, room);
   return room;
 }
 

@@ -39,7 +39,7 @@ class OCTAVO_API FreshGather {
   void clear() { awaited_.clear(); }
 
  private:
-  at::Tensor make_room(long id, at::ScalarType dtype);
+  at::Tensor make_room(long id, at::ScalarType dtype, RoomsOfCall& rooms);
   void wait_one(const at::Tensor& gathered, long id);
   bool is_kept_by_registry_alone(long id) const;
 

@@ -135,6 +135,7 @@ void GradientOrder::send_flags() {
 }
 
 GradientOrder::Turns GradientOrder::receive_flags() {
+  absent_.clear();  // a graph may end twice in a pass
   const auto context = [&] { return "the end of the backward pass of graph " + std::to_string(graph_id_); };
   if (transfer_) with_context(context, [&] { transfer_->wait(); });
   const RankFlags flags = read_messages();

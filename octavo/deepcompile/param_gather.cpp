@@ -24,6 +24,7 @@ struct ParamGather::Flight {
   c10::Device device;
   std::vector<long> ids;
   std::unique_ptr<GatherShards> schedule;
+  bool has_arrived = false;
 };
 
 namespace {
@@ -104,9 +105,11 @@ void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarTyp
 /// Waits for flights whose call has failed, perhaps for lack of memory: its caller frees what they write to. What
 /// cannot be waited for stays in flight.
 void ParamGather::end_flights(const std::vector<long>& firsts) {
-  try {
-    for (const long first : firsts) wait(first);
-  } catch (const Error&) {  // the error of the call says more
+  for (const long first : firsts) {
+    try {
+      wait(first);
+    } catch (...) {  // the error of the call says more
+    }
   }
 }
 
@@ -118,9 +121,10 @@ void ParamGather::start_flight(std::span<const Wanted> needed) {
   std::uint64_t digest = rules::derive_key(started_ + 1, needed.size());
   const c10::Device device = registry_->getParam(needed.front().id).getDevice();
   std::vector<long> ids;
+  RoomsOfCall rooms(*registry_);
   for (const auto& [id, dtype] : needed) {
     const at::Tensor whole = make_room(registry_->getParam(id), dtype);
-    registry_->registerGatheredParam(id, whole);
+    rooms.add(id, whole);
     ids.push_back(id);
     tensors.push_back(contribution(whole));
     digest = rules::derive_key(digest, static_cast<std::uint64_t>(id));
@@ -131,6 +135,7 @@ void ParamGather::start_flight(std::span<const Wanted> needed) {
   auto schedule = take_schedule(device);
   with_context([&] { return context(ids); }, [&] { schedule->begin(std::move(tensors), digest); });
   for (const long id : ids) registry_->beginGather(id);
+  rooms.keep();
   flights_.push_back(std::make_unique<Flight>(Flight{started_, device, std::move(ids), std::move(schedule)}));
   ++started_;  // only now: where there was no memory, the same gather may be started again
   if (!flags_->sync_after_allgather) return;
@@ -143,11 +148,12 @@ void ParamGather::start_flight(std::span<const Wanted> needed) {
 at::Tensor ParamGather::make_room(const DSParam& param, at::ScalarType dtype) const {
   const long id = param.getId();
   if (!param.isPartitioned()) return registry_->getGatheredParam(id);  // this rank's part was changed in its place
-  const bool is_kept = registry_->hasGatheredParam(id) && registry_->getGatheredParam(id).scalar_type() == dtype;
+  const std::uint64_t count = productDim(param.getShape());
+  const at::Tensor kept = registry_->hasGatheredParam(id) ? registry_->getGatheredParam(id) : at::Tensor();
+  const bool is_fit = kept.defined() && kept.scalar_type() == dtype && kept.is_contiguous() &&
+                      static_cast<std::uint64_t>(kept.numel()) == count;
   const at::Tensor shard = param.getDSTensor();
-  at::Tensor whole = is_kept ? registry_->getGatheredParam(id)
-                             : at::empty(param.getShape(), at::dtype(dtype).device(param.getDevice()));
-  const auto count = static_cast<std::uint64_t>(whole.numel());
+  at::Tensor whole = is_fit ? kept : at::empty(param.getShape(), at::dtype(dtype).device(param.getDevice()));
   const Range own = owned_range(count, wire_->rank(), wire_->world_size(), Ownership::equal_ranges());
   if (static_cast<std::uint64_t>(shard.numel()) < own.count) {
     fail(ErrorCode::invalid_argument, kOfGather, "expected a shard of parameter ", id, " with ", own.count,
@@ -184,13 +190,19 @@ void ParamGather::wait(long id) {
     fail(ErrorCode::communication, kOfGather, "the transfer of parameter ", id, " has failed before; ",
          "the process group and the engine must be rebuilt");
   }
-  const std::unique_ptr<Flight> flight = std::move(*found);
-  flights_.erase(found);
+  Flight& flight = **found;
   const c10::InferenceMode kept_for_training(false);
-  with_context([&] { return context(flight->ids); }, [&] { flight->schedule->wait(); });
-  flight->schedule->decode_all();
-  for (const long gathered : flight->ids) registry_->endGather(gathered);
-  idle_.emplace_back(flight->device, std::move(flight->schedule));
+  try {
+    if (!flight.has_arrived) with_context([&] { return context(flight.ids); }, [&] { flight.schedule->wait(); });
+  } catch (...) {
+    flights_.erase(found);
+    throw;
+  }
+  flight.has_arrived = true;
+  flight.schedule->decode_all();  // where there is no memory for it, a later call decodes
+  for (const long gathered : flight.ids) registry_->endGather(gathered);
+  idle_.emplace_back(flight.device, std::move(flight.schedule));
+  flights_.erase(found);
 }
 
 std::string ParamGather::context(const std::vector<long>& ids) const {

@@ -3,10 +3,12 @@
 
 #include <ATen/ATen.h>
 
+#include <unordered_set>
 #include <utility>
 
 #include "octavo/deepcompile/memory_access.h"
 #include "octavo/deepcompile/text.h"
+#include "octavo/device/stream_event.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo::dc {
@@ -73,6 +75,12 @@ void DSParamRegistry::restore() {
 
 void DSParamRegistry::waitOffloads() const {
   for (const auto& [id, entry] : entries_) entry.param.waitOffload();
+}
+
+void DSParamRegistry::synchronizeDevices() const {
+  std::unordered_set<c10::Device> devices;
+  for (const auto& [id, entry] : entries_) devices.insert(entry.param.getDevice());
+  for (const c10::Device device : devices) synchronize(device);
 }
 
 std::int64_t DSParamRegistry::offloadedBytes() const {

@@ -28,7 +28,7 @@ struct Accumulation {
   std::unordered_map<long, int> averages;      // by parameter: how many averages that sum is of
   std::unordered_map<long, at::Tensor> local;  // stage 1: this rank's own sums, which wait for the last micro-batch
 
-  void forget_averages() {
+  void forget_sums_of_step() {
     reduced.clear();
     averages.clear();
   }
@@ -66,6 +66,8 @@ class OCTAVO_API DSParamRegistry {
   void restore();
   /// Waits, on the calling thread, for all that is on its way to the host.
   void waitOffloads() const;
+  /// Waits for the devices of all parameters.
+  void synchronizeDevices() const;
   /// The bytes of the device's memory that offloaded parameters have given up.
   std::int64_t offloadedBytes() const;
 
@@ -74,8 +76,9 @@ class OCTAVO_API DSParamRegistry {
   // ---- whole values
 
   Gathered state(long ds_id) const { return at(ds_id).state; }
-  /// Registers memory for the whole values, in place of what was registered before. `ds_tensor` has at least the
-  /// parameter's elements, in any shape. Refused while a collective writes the memory of before.
+  /// Registers memory for the whole values, in place of what was registered before. `ds_tensor` has at least
+  /// the parameter's elements, in any shape; gathers use it where it has exactly these, in row-major order. Refused
+  /// while a collective writes the memory of before.
   void registerGatheredParam(long ds_id, at::Tensor ds_tensor);
   /// Throws Error invalid_argument unless `ds_tensor` is on the device and has at least so many elements.
   /// registerGatheredParam() checks this, too; it is for a caller that must know before it registers anything.
@@ -121,6 +124,31 @@ class OCTAVO_API DSParamRegistry {
 
   std::unordered_map<long, Entry> entries_;
   Accumulation accumulation_;
+};
+
+/// The memory for whole values that a call registers. Where the call fails before keep(), perhaps for lack of memory,
+/// it is released again; what was registered before the call, or is in a transfer by now, stays.
+class RoomsOfCall {
+ public:
+  explicit RoomsOfCall(DSParamRegistry& registry) : registry_(registry) {}
+  ~RoomsOfCall() {
+    for (const long id : added_) {
+      if (registry_.state(id) == Gathered::available) registry_.unregisterGatheredParam(id);
+    }
+  }
+  RoomsOfCall(const RoomsOfCall&) = delete;
+  RoomsOfCall& operator=(const RoomsOfCall&) = delete;
+
+  void add(long ds_id, at::Tensor room) {
+    const bool is_new = !registry_.hasGatheredParam(ds_id);
+    registry_.registerGatheredParam(ds_id, std::move(room));
+    if (is_new) added_.push_back(ds_id);
+  }
+  void keep() { added_.clear(); }
+
+ private:
+  DSParamRegistry& registry_;
+  std::vector<long> added_;
 };
 
 }  // namespace octavo::dc

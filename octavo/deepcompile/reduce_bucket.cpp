@@ -17,11 +17,10 @@ std::int64_t require_size(std::int64_t size) {
   return size;
 }
 
-at::Tensor memory_for(std::int64_t size, at::ScalarType dtype, c10::Device device) {
+at::Tensor memory_for(std::int64_t size, at::ScalarType dtype, c10::Device device, const char* advice) {
   const auto refuse = [&](const c10::Error& refused) {
     fail(ErrorCode::out_of_memory, kOfBucket, "a bucket of ", size, " elements of ", at::toString(dtype), " on ",
-         device.str(), " cannot be allocated: ", refused.what_without_backtrace(),
-         "; give init() a smaller bucket_size");
+         device.str(), " cannot be allocated: ", refused.what_without_backtrace(), "; ", advice);
   };
   try {
     return at::empty({require_size(size)}, at::dtype(dtype).device(device));
@@ -37,7 +36,7 @@ at::Tensor memory_for(std::int64_t size, at::ScalarType dtype, c10::Device devic
 }  // namespace
 
 ReduceBucket::ReduceBucket(std::int64_t size, at::ScalarType scalar_type, c10::Device device)
-    : buffer_(memory_for(size, scalar_type, device)) {}
+    : buffer_(memory_for(size, scalar_type, device, "give init() a smaller bucket_size")) {}
 
 void ReduceBucket::reserve(std::int64_t size) {
   if (require_size(size) <= getSize()) return;
@@ -45,7 +44,7 @@ void ReduceBucket::reserve(std::int64_t size) {
     fail(ErrorCode::invalid_argument, kOfBucket, "a bucket with ", offset_, " elements in use cannot grow from ",
          getSize(), " to ", size, ": send it first");
   }
-  buffer_ = memory_for(size, buffer_.scalar_type(), buffer_.device());
+  buffer_ = memory_for(size, buffer_.scalar_type(), buffer_.device(), "it must be as large as one gradient");
 }
 
 at::Tensor ReduceBucket::allocate(std::int64_t numel) {

@@ -34,9 +34,12 @@ class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
                    std::shared_ptr<const Flags> flags = std::make_shared<Flags>());
 
   /// Sends gradients, from the next pass on, in an order on which ranks agree. They must come through takeGrad().
-  void useOrder(std::unique_ptr<GradientOrder> order) { order_ = std::move(order); }
+  void useOrder(std::unique_ptr<GradientOrder> order) {
+    earlier_order_bytes_ = orderBytes();
+    order_ = std::move(order);
+  }
   /// The bytes that agreeing on an order has taken.
-  std::uint64_t orderBytes() const { return order_ ? order_->sent_bytes() : 0; }
+  std::uint64_t orderBytes() const { return earlier_order_bytes_ + (order_ ? order_->sent_bytes() : 0); }
 
   void startBackward(bool update) override;
   void endBackward() override;
@@ -56,7 +59,8 @@ class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
 
   std::shared_ptr<GradientSum> sum_;
   std::shared_ptr<const Flags> flags_;
-  std::unique_ptr<GradientOrder> order_;  // null: gradients are sent in the order in which they come
+  std::uint64_t earlier_order_bytes_ = 0;  // of the orders before
+  std::unique_ptr<GradientOrder> order_;   // null: gradients are sent in the order in which they come
 };
 
 /// ZeRO-1: every rank adds up the whole gradients of micro-batches, and reduces them with those of the last one.

@@ -61,8 +61,11 @@ class PageFiles::File {
  public:
   explicit File(const std::string& directory) : file_(open_nameless(directory)) {
     if (file_ >= 0) return;
-    fail(ErrorCode::invalid_argument, "kernels.managed", "expected a directory in which a file can be made, got '",
-         directory, "': ", std::strerror(errno));
+    const int reason = errno;
+    const bool lacks_room =
+        reason == ENOSPC || reason == EDQUOT || reason == EMFILE || reason == ENFILE || reason == ENOMEM;
+    fail(lacks_room ? ErrorCode::out_of_memory : ErrorCode::invalid_argument, "kernels.managed",
+         "expected a directory in which a file can be made, got '", directory, "': ", std::strerror(reason));
   }
   ~File() {
     close(file_);

@@ -22,7 +22,7 @@ struct LambOptions {
 /// Makes one step of LAMB (You et al. 2020) for all parameters, in place: each moves by lr times its coefficient along
 /// Adam's direction, weight decay included. The coefficient of a tensor is its norm over the direction's norm, within
 /// the bounds; it is 1 where either is 0, as for an empty tensor. The coefficients are written to `coefficients`,
-/// float64[parameters] on the CPU. The device is waited for once, not for each tensor. An element whose
+/// float64[parameters] on the CPU. The device is waited for a few times, not for each tensor. An element whose
 /// gradient is not finite keeps its moments, and moves along them.
 ///
 /// The lists are of one length. Means and squares are float32, a parameter and its gradient are of any floating dtype,

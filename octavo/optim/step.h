@@ -22,7 +22,7 @@ OCTAVO_API void make_step(const StepTensors& tensors, const MakeStep& make);
 
 /// Throws what an allocation throws where there is no memory for the copies that make_step() would make. It is for a
 /// caller that makes several calls, of which the first must not move anything where a later one finds no memory. The
-/// allocator keeps the memory at hand.
+/// allocators of devices keep the memory at hand; that of the CPU gives it back.
 OCTAVO_API void require_room(const StepTensors& tensors);
 
 }  // namespace octavo

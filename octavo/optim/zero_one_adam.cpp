@@ -134,6 +134,7 @@ void zero_one_sync_(at::TensorList parameters, at::TensorList anchors, at::Tenso
                     const std::vector<double>& decays, const std::vector<double>& totals) {
   constexpr const char* kWhere = "optim.zero_one_sync";
   require_all_like(anchors, parameters, kWhere, "an anchor", "anchors");
+  for (const at::Tensor& anchor : anchors) require_writable(anchor, kWhere, "an anchor");
   require_states(momenta, parameters, kWhere, "a momentum", "momenta");
   require_states(updates, parameters, kWhere, "an update", "updates");
   require_length(decays.size(), parameters.size(), kWhere, "decays");

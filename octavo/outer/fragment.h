@@ -31,7 +31,7 @@ struct OCTAVO_API OuterParameter {
   void require_as_at_first() const;
 };
 
-/// Consecutive elements of a parameter, in its memory order, that are whole rows of it.
+/// Consecutive elements of a parameter, in its memory order: whole rows of it where that order is row-major.
 struct FragmentPart {
   std::size_t parameter;  // index
   Range range;

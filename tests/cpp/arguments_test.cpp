@@ -70,11 +70,14 @@ TEST(StepArguments, AreCheckedBeforeAnyParameterChanges) {
   const auto sync = [](const Tensors& p, const Tensors& m, const Tensors& bad) {
     zero_one_sync_(p, p, m, bad, {1, 1}, {1, 1});
   };
+  const auto anchors = [](const Tensors& p, const Tensors& m, const Tensors& bad) {
+    zero_one_sync_(p, bad, m, m, {1, 1}, {1, 1});
+  };
   const auto adam = [&](const Tensors& p, const Tensors& m, const Tensors& bad) {
     adam_({.parameters = p, .gradients = p, .means = m, .squares = bad}, steps, kAdamW, true);
   };
-  for (const std::string& said :
-       {refusal_of_second(lamb), refusal_of_second(signs), refusal_of_second(sync), refusal_of_second(adam)}) {
+  for (const std::string& said : {refusal_of_second(lamb), refusal_of_second(signs), refusal_of_second(sync),
+                                  refusal_of_second(anchors), refusal_of_second(adam)}) {
     EXPECT_TRUE(has(said, "with memory for each element")) << said;
   }
 }

@@ -118,7 +118,11 @@ TEST_F(DefaultEngineTest, AnExecutorOfTheProgramsOwnNeedsNoRegisteredGraph) {
   dc::register_z3_param(1, {12}, values_, gradient_, false);
   EXPECT_NE(refusal_of([] { dc::register_graph_z3(1, {0}); }).find("parameter 0, which is only in the registry"),
             std::string::npos);
+  dc::pre_div_reduce = true;  // before the first graph of the engine; the executor has buckets of its own
   dc::register_graph_z3(1, {1});
+  dc::pre_div_reduce = false;
+  EXPECT_NE(refusal_of([] { dc::register_graph_z3(2, {1}); }).find("shares its buckets with 1 other graphs"),
+            std::string::npos);
   dc::reset();
   EXPECT_TRUE(dc::executors.empty());
 }

@@ -185,6 +185,28 @@ TEST(EnginePass, GradientsThatWaitForTheirTurnAreGivenUp) {
   });
 }
 
+/// What the first end of a graph lacked on all ranks may come before its second end, and counts then.
+TEST(EnginePass, AnOrderedGraphThatEndsTwiceKeepsTheGradientsOfBothEnds) {
+  run_ranks(2, [](const BackendPtr& backend, int rank) {
+    ZeroOneGraph own(backend, 2, kOfPass), whole(backend, 2, kOfPass);
+    const std::vector<at::Tensor> gradients = gradients_of_pass(rank, 0);
+    own.engine.order_gradients(kPassGraph, {0, 1, 2}, false);
+    own.engine.start_backward(true);
+    for (const std::vector<long>& end : {std::vector<long>{1, 2}, std::vector<long>{0}}) {
+      for (const long id : end) own.engine.take_grad(gradients[static_cast<std::size_t>(id)].clone(), kPassGraph, id);
+      own.engine.end_backward(kPassGraph);
+    }
+    whole.backward(gradients, true);
+    EXPECT_EQ(own.engine.reduced_params().size(), 3U);
+    expect_same_gradients(own, whole);
+    const std::uint64_t before = own.engine.sent_bytes();
+    own.engine.order_gradients(kPassGraph, {0, 1, 2}, false);
+    EXPECT_EQ(own.engine.sent_bytes(), before) << "the bytes of the order before are forgotten";
+    own.engine.unregister_graph(kPassGraph);
+    EXPECT_EQ(own.engine.sent_bytes(), before) << "the bytes of a graph that is forgotten are, too";
+  });
+}
+
 /// A graph that ends sends, too, what another one has put into the bucket.
 TEST(EnginePass, AParameterThatOneGraphLacksHasTheGradientOfAnother) {
   run_ranks(2, [](const BackendPtr& backend, int rank) {

@@ -189,7 +189,7 @@ TEST(EngineTest, ARefusedGraphOrParameterChangesNothing) {
               std::string::npos);
     EXPECT_NE(refusal_of([&] {
                 engine.register_param(1, {8}, at::zeros({7}), {}, 4 * rank, {.own_part = at::zeros({4})});
-              }).find("memory for 8 elements of parameter 1"),
+              }).find("expected parameter 1 with 8 elements in row-major order"),
               std::string::npos);
     EXPECT_FALSE(engine.param_registry->hasParam(1));
     add(1, {8}, at::zeros({4}), "none");  // no graph has come before
@@ -213,7 +213,14 @@ TEST(EngineTest, WhatDoesNotFitIsRefused) {
     EXPECT_NE(
         refusal_of([&] { engine.register_param(0, {4, 2}, at::zeros({2, 4}).t(), {}, 4 * rank); }).find("row-major"),
         std::string::npos);
+    EXPECT_NE(
+        refusal_of([&] { engine.register_param(0, {8}, at::zeros({9}), {}, 4 * rank); }).find("8 elements in row"),
+        std::string::npos);
     engine.register_param(0, {8}, at::zeros({8}), at::zeros({4}), 4 * rank);
+    EXPECT_NE(refusal_of([&] {
+                engine.register_z3_param(1, {8}, at::zeros({4}, at::kMeta), {}, false);
+              }).find("parameter 1 is on meta, and parameter 0 on cpu: expected all on one device"),
+              std::string::npos);
     EXPECT_NE(refusal_of([&] { engine.register_graph_z1(0, {0, 5}); }).find("no parameter 5 is registered"),
               std::string::npos);
     EXPECT_NE(refusal_of([&] {

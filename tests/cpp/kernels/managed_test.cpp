@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <vector>
@@ -244,6 +245,23 @@ TEST_F(FileMemoryTest, ADirectoryThatIsNoneIsNamed) {
       EXPECT_NE(std::string(error.what()).find("got '" + bad + "': "), std::string::npos) << error.what();
     }
   }
+}
+
+TEST_F(FileMemoryTest, AProcessWithTooManyFilesIsNotToldToTakeAnotherDirectory) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit none = {0, 0};
+    setrlimit(RLIMIT_NOFILE, &none);
+    try {
+      host_managed.allocate_in_file({}, directory_, kBytes);
+    } catch (const Error& error) {
+      _exit(error.code() == ErrorCode::out_of_memory ? 0 : 1);
+    }
+    _exit(2);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST_F(FileMemoryTest, AForkedProcessTakesNothingFromThisOne) {
