@@ -31,8 +31,8 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Creates `path` and the parents that are missing; returns once their names are on the disk, as far as their parents
-    may be read. Raises OSError."""
+    """Creates `path` and the parents that are missing. Returns once their names are on the disk, where the folders with
+    these names may be read. Raises OSError."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:

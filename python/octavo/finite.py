@@ -22,7 +22,7 @@ def all_finite(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _with_an_order(tensor: Tensor) -> Tensor:
-    """Returns the tensor as one whose bounds torch can find, which it cannot for complex values and floats of 8 bits."""
+    """Returns the tensor as one whose bounds torch can find: it cannot for complex values and floats of 8 bits."""
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
     return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor

@@ -73,7 +73,10 @@ def check_plans(plans: Sequence[str]) -> None:
     for plan in plans:
         if plan.startswith("zero"):
             raise ValueError(f"[bench.ddp_jobs] ZeRO is measured by another command: octavo bench zero {plan}")
-        octavo.Plan(split_rounds(plan)[1])
+        rounds, of_rounds = split_rounds(plan)
+        parsed = octavo.Plan(of_rounds)
+        if rounds:
+            octavo._C.Outer.require_plan(parsed)
 
 
 def _options(rounds: int, sizes: Sequence[Size]) -> list[str]:

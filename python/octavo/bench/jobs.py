@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from octavo.bench.linked_hosts import RATES, Hosts, why_no_hosts
 from octavo.bench.ranks import is_rank
@@ -74,16 +74,17 @@ def _run_here(command: list[str], nproc: int, folder: str) -> None:
     except subprocess.TimeoutExpired:
         raise RuntimeError(_LATE) from None
     finally:
-        _end(process)
+        end_launcher(process)
     if process.returncode:
         raise RuntimeError(_failure(process.returncode, said))
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ends torchrun by a signal on which it ends its ranks; they would outlive it if it were killed."""
+def end_launcher(process: subprocess.Popen[Any], within_s: float = 40.0) -> None:
+    """Ends torchrun or `octavo train` by a signal on which it ends its ranks first; torchrun takes up to 30 s for it.
+    It is killed only after `within_s`, because the ranks of torchrun would outlive it."""
     process.terminate()
     try:
-        process.wait(timeout=40)
+        process.wait(timeout=within_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -192,7 +192,7 @@ def _steps_on(device: torch.device, rounds: int) -> list[Row]:
     p, g, m, v = (torch.randn(BUCKET).abs().to(device) for _ in range(4))
     kernels = {
         "adamw": (28.0, lambda: torch.ops.octavo.adamw_(p, g, m, v, 1, 1e-3, 0.9, 0.999, 1e-8, 0.01)),
-        "frozen adamw": (20.0, lambda: torch.ops.octavo.frozen_adamw_(p, g, m, 1e-3, 0.999)),
+        "frozen adamw": (20.0, lambda: torch.ops.octavo.frozen_adamw_(p, g, m, 1e-3, 1e-5)),
     }
     return _against_copy(device, BUCKET, kernels, rounds)
 

@@ -87,9 +87,11 @@ class Hosts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._started:
-            _end_session(process)
-        self._tear_down()
+        try:
+            for process in self._started:
+                _end_session(process)
+        finally:
+            self._tear_down()
 
     def _name(self, host: int) -> str:
         return f"{self._switch}-{host}"
@@ -132,6 +134,7 @@ def _end_session(process: subprocess.Popen[str]) -> None:
     """Kills a process with everything that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(timeout=STOP_S)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=STOP_S)
     if process.stdout:
         process.stdout.close()

@@ -20,10 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import octavo
+from octavo.bench.jobs import DEADLINE_S
+from octavo.train.config_checks import MODELS
 
-DEADLINE_S = 24 * 3600.0
-"""For one case."""
-MODELS = ("tiny", "small", "220m")
 TORCH = "torch AdamW"
 BASELINE = "AdamW"
 RELEASED = ", gradient release"

@@ -19,6 +19,7 @@ from octavo.bench.options import check_place, write_figures
 from octavo.bench.ranks import is_main, is_rank
 from octavo.console import make_console
 from octavo.cores import check_local_ranks, usable_cores
+from octavo.train.errors import EXIT_JOB, EXIT_USAGE
 
 Measured = TypeVar("Measured")
 
@@ -33,13 +34,13 @@ def errors_in_a_sentence(failures: tuple[type[Exception], ...] = (RuntimeError, 
         refuse(error)
     except failures as error:
         typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(EXIT_JOB) from None
 
 
 def refuse(error: object) -> NoReturn:
     """Ends the command because its options make no sense."""
     typer.echo(f"error: {error}", err=True)
-    raise typer.Exit(2)
+    raise typer.Exit(EXIT_USAGE)
 
 
 def check_json_file(json_file: Path | None) -> None:

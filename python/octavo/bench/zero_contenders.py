@@ -149,9 +149,10 @@ class ZeroName:
         if match is None:
             return None
         stage, compiled, gather, plan = match.groups()
-        for one in (plan, gather):
-            if one is not None:
-                octavo.Plan(one)
+        if plan is not None:
+            octavo.Plan(plan)
+        if gather is not None:
+            octavo._C.require_gather(octavo.Plan(gather))
         return cls(int(stage), compiled is not None, plan or "dense", gather)
 
 

@@ -132,7 +132,9 @@ class Outer(StepsOfInner):
         require_seed(seed, "outer.Outer")
         chosen = {name: rate for name, rate in dict(lr=lr, momentum=momentum).items() if rate is not None}
         require_numbers(
-            dict(every=(every, 1), delay=(delay, 0), fragments=(fragments, 1), steps=(0 if steps is None else steps, 0)),
+            dict(
+                every=(every, 1), delay=(delay, 0), fragments=(fragments, 1), steps=(0 if steps is None else steps, 0)
+            ),
             dict(mix=mix, decay=decay, **chosen),
         )
         if not isinstance(spread, bool):

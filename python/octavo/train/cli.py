@@ -12,7 +12,6 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
-import octavo
 from octavo.startup import quick_imports
 from octavo.train.config import TrainConfig
 from octavo.train.errors import EXIT_JOB, EXIT_USAGE, sentence, show_traceback
@@ -50,11 +49,6 @@ train.__signature__ = _signature()
 
 
 def _run(config: TrainConfig) -> int:
-    for run in config.runs:
-        if run.outer:
-            octavo._C.Outer.require_plan(run.parsed_plan)
-    if config.gather is not None:
-        _require_gather(config.gather)
     if os.environ.get("RANK", "0") == "0":
         _require_matplotlib()
     # The heavy imports come after the options are known to be good.
@@ -76,16 +70,6 @@ def _require_matplotlib() -> None:
     run would find out only at its end."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
-
-
-def _require_gather(text: str) -> None:
-    try:
-        octavo._C.require_gather(octavo.Plan(text))
-    except ValueError as error:
-        raise ValueError(
-            f"[train.config] --gather {text}: parameters are gathered only by a codec such as int8, bf16 or fp8, "
-            f"which sends all values in a fixed number of bytes, rounded to the nearest code"
-        ) from error
 
 
 def _stop(error: Exception, code: int) -> NoReturn:

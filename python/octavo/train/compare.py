@@ -59,7 +59,7 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
         precision = precision or summaries[plan].get("precision")
     finished = {plan: summary for plan, summary in summaries.items() if not _has_diverged(summary)}
     if not finished:
-        raise JobError(f"[train.compare] with each of these plans {DIVERGED}: try a smaller --lr or --clip-norm 1")
+        raise JobError(f"[train.compare] with each of these plans {DIVERGED}: {config.divergence_advice}")
     world.agree(lambda: _write(config, summaries, finished) if world.is_main else None)
     if console:
         console.print(_table(summaries))

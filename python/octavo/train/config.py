@@ -12,7 +12,7 @@ from pathlib import Path
 
 from octavo._C import Plan
 from octavo.train.config_checks import OUTER_OPTIONS, check
-from octavo.train.optimizer_names import BETA1, BETA2, LR, ONEBIT, SIGN_STEPPED, STEPPED_ALONE
+from octavo.train.optimizer_names import BETA1, BETA2, LR, ONEBIT, SIGN_STEPPED, STEPPED_ALONE, UNCLIPPED
 from octavo.train.options import Options
 from octavo.train.plan_text import split_rounds
 
@@ -45,7 +45,8 @@ class TrainConfig(Options):
 
     @property
     def is_paged(self) -> bool:
-        """Whether states are in managed memory, those that the exchange keeps included."""
+        """Whether states are in managed memory: the optimizer's and, except with `outer`, those that the exchange
+        keeps."""
         return self.optimizer_name.startswith("paged-")
 
     @property
@@ -109,6 +110,12 @@ class TrainConfig(Options):
     def _variance_steps(self) -> int:
         return max(1, round(ONEBIT_WARMUP_SHARE * self.steps))
 
+    @property
+    def divergence_advice(self) -> str:
+        """What to try after this run has diverged, or after all runs of `--compare` have."""
+        could_clip = self.clip_norm is None and not any(run.optimizer_name in UNCLIPPED for run in self.runs)
+        return f"try a smaller --lr{' or --clip-norm 1' if could_clip else ''}, with --fresh or another --out"
+
     def tokens_per_step(self, ranks: int) -> int:
         """Returns the tokens of an optimizer step on so many ranks, padding included."""
         return self.batch_size * self.seq_len * self.grad_accum * ranks
@@ -119,8 +126,7 @@ class TrainConfig(Options):
         rounds, plan_of_run = split_rounds(plan)
         own = dict(plan=plan_of_run, compare=(), out=str(Path(self.out) / plan.replace(":", "-")))
         if rounds:
-            named = {"outer_delay": rounds.delay, "outer_fragments": rounds.fragments}
-            own |= {"outer": rounds.every} | {name: number for name, number in named.items() if number is not None}
+            own |= rounds.options
         else:
             own |= {name: getattr(TrainConfig, name) for name in ("outer", *OUTER_OPTIONS)}
         return dataclasses.replace(self, **own)

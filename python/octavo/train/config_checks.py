@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from octavo._C import Outer, Plan, require_gather
 from octavo.durable_files import printable
 from octavo.train.errors import refuse
 from octavo.train.optimizer_names import ADAMS, BETA2, ELEMENTWISE, ONEBIT, OPTIMIZERS, SIGN_STEPPED, STEPPED_ALONE
@@ -33,6 +34,7 @@ def check(config: TrainConfig) -> None:
     _check_compare(config)
     _check_outer(config)
     _check_zero(config)
+    _check_gather(config)
     _check_optimizer(config)
 
 
@@ -73,10 +75,8 @@ def _check_names(config: TrainConfig) -> None:
         refuse(f"--model must be {', '.join(MODELS)} or a CONFIG.json, not '{config.model}'")
     if config.plan is not None and config.plan.startswith("outer:"):
         rounds, plan = split_rounds(config.plan)
-        refuse(
-            f"--plan {config.plan} names rounds, as --compare takes them: here they are --outer {rounds.every} "
-            f"--plan {plan}"
-        )
+        options = " ".join(f"--{name.replace('_', '-')} {number}" for name, number in rounds.options.items())
+        refuse(f"--plan {config.plan} names rounds, as --compare takes them: here they are {options} --plan {plan}")
     if config.data == "":
         refuse("--data is empty; leave it out for the bundled tasks")
     if config.plan == "":
@@ -114,6 +114,8 @@ def _check_outer(config: TrainConfig) -> None:
                 f"with --outer {run.outer}, --outer-delay must be below {run.outer} and --outer-fragments at most "
                 f"{run.outer}, not {run.outer_delay} and {run.outer_fragments}"
             )
+        if run.outer:
+            Outer.require_plan(run.parsed_plan)
     if config.outer or any(split_rounds(plan)[0] for plan in config.compare):
         return
     for name in OUTER_OPTIONS:
@@ -125,8 +127,6 @@ def _check_zero(config: TrainConfig) -> None:
     if config.zero not in (0, 1, 2, 3):
         refuse(f"--zero must be 0, 1, 2 or 3, not {config.zero}")
     if not config.zero:
-        if config.gather is not None:
-            refuse(f"--gather {config.gather} needs --zero, whose parameters it sends: --zero 1, 2 or 3")
         return
     for run in config.runs:
         if run.outer:
@@ -146,6 +146,20 @@ def _check_zero(config: TrainConfig) -> None:
             )
 
 
+def _check_gather(config: TrainConfig) -> None:
+    if config.gather is None:
+        return
+    if not config.zero:
+        refuse(f"--gather {config.gather} needs --zero, whose parameters it sends: --zero 1, 2 or 3")
+    try:
+        require_gather(Plan(config.gather))
+    except ValueError:
+        refuse(
+            f"--gather {config.gather}: parameters are gathered only by a codec such as int8, bf16 or fp8, which sends "
+            f"all values in a fixed number of bytes, rounded to the nearest code"
+        )
+
+
 def _check_optimizer(config: TrainConfig) -> None:
     for run in config.runs:
         name, plan, text = run.optimizer_name, run.parsed_plan, run.resolved_plan
@@ -158,7 +172,7 @@ def _check_optimizer(config: TrainConfig) -> None:
         if name in ONEBIT and not run.sends_signs:
             refuse(
                 f"--optimizer {name} needs a sign plan such as sign or sign+ef, not '{text}'; "
-                f"adamw and muon work with every plan"
+                f"signum works with sign-vote, adamw with every other plan"
             )
         if name == "zero-one-adam" and config.clip_norm is not None:
             refuse(
@@ -168,7 +182,7 @@ def _check_optimizer(config: TrainConfig) -> None:
         if name == "zero-one-adam" and (plan.votes or plan.is_auto):
             refuse(f"--optimizer zero-one-adam needs a plan that keeps magnitudes, such as sign+ef, not '{text}'")
         if name not in SIGN_STEPPED:
-            if plan.votes and not run.outer:  # Outer says it of rounds
+            if plan.votes:
                 refuse(
                     f"--plan {text} sends the majority's signs without magnitudes, for signum and lion: use sign+ef or "
                     f"int4+ef with --optimizer {name}"
@@ -177,7 +191,7 @@ def _check_optimizer(config: TrainConfig) -> None:
         if plan.leaves_unsent:
             refuse(
                 f"--optimizer {name} steps by the sign of every value, and {text} leaves most values unsent: use "
-                f"sign-vote, or adamw, which works with every plan"
+                f"sign-vote, or adamw, which works with every other plan"
             )
         if config.clip_norm is not None:
             refuse(f"--clip-norm has no meaning for {name}, whose steps have the size of --lr: leave it out")

@@ -167,7 +167,7 @@ def _finish(run: Run, trainer: Trainer, console: Console | None) -> dict[str, An
     summary = summarize(trainer, trainer.accuracy())
     run.world.agree(lambda: _write_figures(run, summary) if run.world.is_main else None)
     if run.world.is_main and summary["eval_loss"] is None:
-        warn(f"the loss of the trained model is not finite: {errors.DIVERGED}; try a smaller --lr or --clip-norm 1")
+        warn(f"the loss of the trained model is not finite: {errors.DIVERGED}; {run.config.divergence_advice}")
     with trainer.strategy.whole_model():
         if console:
             model, data = trainer.strategy.model, run.data
@@ -190,9 +190,13 @@ def _plot_if_missing(run: Run) -> None:
 
 
 def _plot(run: Run) -> None:
-    path = run.out / run_folder.PLOT
+    path, metrics = run.out / run_folder.PLOT, run.out / run_folder.METRICS
+    if not metrics.is_file():
+        warn(f"[train.job] {metrics} is missing: there is no plot of the loss")
+        return
+    records = read_metrics(metrics)
     with errors.writing(what=str(path), where="train.job"):
-        plots.plot_loss(read_metrics(run.out / run_folder.METRICS), path)
+        plots.plot_loss(records, path)
 
 
 def _opening(run: Run, trainer: Trainer) -> str:

@@ -25,6 +25,8 @@ STEPPED_ALONE = (*ELEMENTWISE, "muon")
 """Optimizers that only need averaged gradients: a rank can step by itself, between the rounds of --outer."""
 SIGN_STEPPED = ("signum", "lion")
 """Optimizers that step by the sign of what the ranks send."""
+UNCLIPPED = ("zero-one-adam", *SIGN_STEPPED)
+"""Optimizers for which --clip-norm has no meaning."""
 LR = {
     "adamw": 3e-3,
     "onebit-adamw": 3e-3,

@@ -64,8 +64,8 @@ class Options:
     optimizer: str = option(
         "auto",
         "adamw, onebit-adamw, onebit-lamb, zero-one-adam, muon, signum or lion; with states of fewer bits, or "
-        f"paged, as is then what the exchange remembers: {', '.join(FUSED)}. auto is onebit-adamw for sign and "
-        "sign+ef, signum for sign-vote, otherwise, and with --zero or --outer, adamw.",
+        f"paged, as is then what the exchange remembers, but not with --outer: {', '.join(FUSED)}. auto is "
+        "onebit-adamw for sign and sign+ef, signum for sign-vote, otherwise, and with --zero or --outer, adamw.",
     )
     zero: int = option(
         0,
@@ -127,8 +127,8 @@ class Options:
     beta1: float | None = option(
         None,
         "Momentum: of Adam and AdamW; of 1-bit AdamW and 1-bit LAMB in both phases; of 0/1 Adam; of Muon, "
-        "not of the AdamW beside it; of the update of Signum and Lion; of a plan with dgc. The default is 0.5, for "
-        "muon 0.95, for signum, all Lions and dgc 0.9.",
+        "not of the AdamW beside it; of the update of Signum and Lion; of a plan with dgc or fetchsgd. The default is "
+        "0.5, for muon 0.95, for signum, all Lions, dgc and fetchsgd 0.9.",
     )
     beta2: float | None = option(
         None, "Decay of AdamW's running variance, 0.999 by default; of the momentum that Lion keeps, 0.99."

@@ -15,6 +15,12 @@ class Rounds:
     delay: int | None = None
     fragments: int | None = None
 
+    @property
+    def options(self) -> dict[str, int]:
+        """The options of `octavo train`, by name, that say the same."""
+        named = {"outer": self.every, "outer_delay": self.delay, "outer_fragments": self.fragments}
+        return {name: number for name, number in named.items() if number is not None}
+
 
 def are_possible(every: int, delay: int, fragments: int) -> bool:
     """Whether rounds of ``every`` steps can have this delay and so many fragments."""

@@ -116,7 +116,8 @@ class Trainer:
             if "without overflow" not in str(error):  # torch says so where a factor is too large for float32
                 raise
             raise JobError(
-                f"[train.trainer] the optimizer's step {step} is too large for float32: {DIVERGED}; try a smaller --lr"
+                f"[train.trainer] the optimizer's step {step} is too large for float32: {DIVERGED}; "
+                f"try a smaller --lr, with --fresh or another --out"
             ) from error
 
     def _account(
@@ -142,7 +143,7 @@ class Trainer:
         if skipped >= MOST_SKIPPED:
             raise JobError(
                 f"[train.trainer] none of the last {skipped} steps, up to step {step}, had a finite gradient: "
-                f"{DIVERGED}; try a smaller --lr or --clip-norm 1"
+                f"{DIVERGED}; {self.config.divergence_advice}"
             )
 
 

@@ -100,6 +100,6 @@ def test_a_link_carries_what_it_says_in_both_directions_at_once():
 
 
 def test_what_cannot_be_measured_is_refused():
-    for arguments in (["1bit"], ["--link=2gbit"]):
+    for arguments in (["1bit"], ["--link=2gbit"], ["outer:20/sign-vote"]):
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 2 and "error: [" in done.output, done.output

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from fork_server import run_code, run_ranks
@@ -18,7 +20,7 @@ from patience import PATIENCE
 from train_runs import clean_environment, run_octavo
 from typer.testing import CliRunner
 
-from octavo.bench import cli, ddp, ddp_jobs, jobs
+from octavo.bench import cli, ddp, ddp_jobs, jobs, linked_hosts
 from octavo.bench.ddp import Row, _one_line
 from octavo.bench.linked_hosts import Hosts, why_no_hosts
 
@@ -142,6 +144,38 @@ def test_what_tc_refuses_is_a_sentence_and_leaves_nothing_behind():
     assert f"octavo{os.getpid()}-" not in listed
 
 
+class Immortal:
+    """A process that does not end in time."""
+
+    pid, stdout = -1, None
+
+    def wait(self, timeout: float) -> NoReturn:
+        raise subprocess.TimeoutExpired("ip", timeout)
+
+
+def test_a_process_that_does_not_end_hides_no_error_and_leaves_no_host_behind(monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr(linked_hosts, "why_no_hosts", lambda: None)
+    monkeypatch.setattr(os, "killpg", lambda *_: told.append("killed"))
+    monkeypatch.setattr(Hosts, "_build", lambda _self: None)
+    monkeypatch.setattr(Hosts, "_tear_down", lambda _self: told.append("torn down"))
+    with pytest.raises(RuntimeError, match="that of the block"), Hosts(2) as hosts:
+        hosts._started += [Immortal(), Immortal()]
+        raise RuntimeError("that of the block")
+    assert told == ["killed", "killed", "torn down"]
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_launcher_is_asked_to_end_before_it_is_killed(heeds):
+    ignore = "" if heeds else "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    script = f"import signal, time; {ignore}print(flush=True); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-S", "-c", script], stdout=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    jobs.end_launcher(process, within_s=PATIENCE * 10 if heeds else 0.1)
+    assert process.returncode == (-signal.SIGTERM if heeds else -signal.SIGKILL)
+    process.stdout.close()
+
+
 HANGING = """
 import time
 from octavo.bench import ddp
@@ -203,6 +237,7 @@ def test_the_innermost_cause_is_named():
         ("--link 1gbit", "only root can make network namespaces"),
         ("torch-int9", "torch-int9"),
         ("zero3:int8/int4+ef", "octavo bench zero zero3:int8/int4+ef"),
+        ("outer:20/auto", "[outer.Outer] the plan auto measures the exchanges of every step"),
     ],
 )
 def test_what_makes_no_sense_is_refused(monkeypatch, arguments, words):

@@ -32,6 +32,20 @@ def test_a_table_in_a_file_breaks_no_number_and_no_name(capsys):
     assert all(text in shown for text in texts.values()) and shown.count("12,34") == 4
 
 
+def test_a_measured_step_keeps_nearly_all_of_the_parameters(monkeypatch):
+    lost, step = [], torch.ops.octavo.frozen_adamw_
+
+    def watched(parameter: torch.Tensor, update: torch.Tensor, mean: torch.Tensor, rate: float, decay: float) -> None:
+        left = parameter.clone()
+        step(left, torch.zeros_like(update), mean, rate, decay)
+        lost.append(float(1 - left.norm() / parameter.norm()))
+
+    monkeypatch.setattr(kernels, "BUCKET", 2**14)
+    monkeypatch.setattr(torch.ops.octavo, "frozen_adamw_", watched)
+    kernels.bench_device(torch.device("cpu"), [2**14], rounds=1, groups=["steps"])
+    assert lost and all(0 < share < 1e-4 for share in lost)
+
+
 def test_groups_are_measured_alone(monkeypatch):
     monkeypatch.setattr(kernels, "BUCKET", 2**14)
     assert {row.kernel for row in kernels.bench(rounds=1, groups=["steps"])} == {"adamw"}

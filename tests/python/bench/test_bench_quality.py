@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from train_runs import NANO, clean_environment
@@ -326,7 +327,26 @@ def test_what_makes_no_sense_is_refused_before_anything_is_trained(tmp_path, mon
     result = CliRunner().invoke(cli.app, ["quality", *arguments.split()])
     assert result.exit_code == 2
     assert words in result.stderr
-    assert not list(tmp_path.rglob("*.jsonl"))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "FILE"]
+
+
+def test_a_report_that_is_refused_writes_nothing(tmp_path, monkeypatch):
+    finish_all(dataclasses.replace(NANO_SETTING, name="bundled"), tmp_path / "work")
+    monkeypatch.setitem(settings.SETTINGS, "bundled", dataclasses.replace(NANO_SETTING, name="bundled"))
+    before = set(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    for work, words in (("work", "call this in the repository"), ("mistyped", "has no finished training")):
+        result = CliRunner().invoke(cli.app, ["quality", "--report", "--work", work])
+        assert result.exit_code == 2 and words in result.stderr
+    assert set(tmp_path.rglob("*")) == before
+    (tmp_path / "docs").mkdir()
+    details = tmp_path / "docs" / "quality.md"
+    for path in (details, tmp_path / "README.md"):
+        path.write_text(f"{report.BEGIN}\n{report.END}\n")
+    result = CliRunner().invoke(cli.app, ["quality", "--report", "--work", "work"])
+    assert result.exit_code == 0, result.stderr
+    assert json.loads((tmp_path / "docs" / "quality.json").read_text())["settings"]["bundled"]["contenders"]
+    assert "6 trials per contender" in details.read_text()
 
 
 def test_a_dry_run_prints_the_plan_and_trains_nothing(tmp_path):
@@ -334,6 +354,25 @@ def test_a_dry_run_prints_the_plan_and_trains_nothing(tmp_path):
     assert result.exit_code == 0
     assert "corpus" in result.stdout and "dense" in result.stdout
     assert not (tmp_path / "w").exists()
+
+
+def test_a_training_has_its_outcome_before_its_checkpoint_is_removed(tmp_path, monkeypatch):
+    run, said = runs.Run(tmp_path / "run", {"steps": 8}), []
+    checkpoint = run.out / "checkpoint"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "model").touch()
+
+    def killed(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs.Run, "_train", lambda _self: {"eval_loss": 1.0})
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(runs.shutil, "rmtree", killed)
+        run.finish()
+    assert run.outcome()["eval_loss"] == 1.0 and checkpoint.exists()
+    monkeypatch.setattr(runs.Run, "_train", killed)
+    assert bench._train(run, [], tmp_path, said.append)["eval_loss"] == 1.0
+    assert not checkpoint.exists() and said == []
 
 
 def test_an_outcome_of_other_options_is_refused(tmp_path):

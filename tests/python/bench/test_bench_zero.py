@@ -116,6 +116,8 @@ def test_names_say_stage_plan_and_codec():
         ("zero4", "expected ddp, ddp-compiled, torch-zero1, fsdp2, fsdp2:keep, fsdp2-compiled or zeroSTAGE[-compiled]"),
         ("zero3/int9", "int9"),
         ("zero3:int9/int8", "int9"),
+        ("zero3:int8+ef", "parameters are gathered only by a codec, such as int8"),
+        ("zero3:topk:0.01/int8", "not by topk:0.01"),
         ("zero3 --measure speed", "--measure must be time, memory or both, not 'speed'"),
         ("zero3 --model huge", "--model must be llama-34m, tiny, small, 220m or a CONFIG.json, not 'huge'"),
         ("zero3 --link 2gbit", "--link is one of 10mbit, 100mbit, 1gbit, 10gbit, not '2gbit'"),

@@ -134,7 +134,9 @@ def pass_another_plan(rank: int) -> None:
     mesh = mesh_of_four()
     model = shard(Model(), mesh=mesh["shard"])
     plan = "int4+ef" if rank == 3 else "sign+ef"
-    with pytest.raises(ValueError, match=r"all ranks must have the same plan; rank 3 differs from rank [12] \(here, rank"):
+    with pytest.raises(
+        ValueError, match=r"all ranks must have the same plan; rank 3 differs from rank [12] \(here, rank"
+    ):
         octavo.compress(model, plan, replicas=mesh.get_group("replicate"), timeout_s=20)
 
 

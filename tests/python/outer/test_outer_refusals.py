@@ -77,7 +77,9 @@ def test_a_model_that_an_engine_trains_is_refused():
     model = nn.Linear(4, 4)
     with solo_world():
         engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": 1})
-        with pytest.raises(ValueError, match=r"\[outer.Outer\] .* is trained by an engine of octavo.initialize already"):
+        with pytest.raises(
+            ValueError, match=r"\[outer.Outer\] .* is trained by an engine of octavo.initialize already"
+        ):
             octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1))
         del engine
         octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -10,7 +10,7 @@ import pytest
 from octavo.cores import check_local_ranks
 from octavo.train.config import TrainConfig
 from octavo.train.optimizer import learning_rate
-from octavo.train.optimizer_names import ADAMS, LIONS
+from octavo.train.optimizer_names import ADAMS, LIONS, OPTIMIZERS
 from octavo.train.plan_text import parse_compare
 
 pytestmark = pytest.mark.timeout(30)
@@ -55,7 +55,11 @@ pytestmark = pytest.mark.timeout(30)
         (dict(plan="int4", compare=("dense",)), "--plan int4 and --compare exclude each other"),
         (
             dict(plan="outer:20:5/sign+ef"),
-            "names rounds, as --compare takes them: here they are --outer 20 --plan sign",
+            "names rounds, as --compare takes them: here they are --outer 20 --outer-delay 5 --plan sign",
+        ),
+        (
+            dict(plan="outer:20:10:4/sign+ef"),
+            "here they are --outer 20 --outer-delay 10 --outer-fragments 4 --plan sign+ef",
         ),
         (dict(out=""), "--out is empty; it must name a directory"),
         (dict(zero=4), "--zero must be 0, 1, 2 or 3, not 4"),
@@ -63,15 +67,20 @@ pytestmark = pytest.mark.timeout(30)
             dict(optimizer="onebit-adamw", plan="dense"),
             "--optimizer onebit-adamw needs a sign plan such as sign or sign+ef, not 'dense'",
         ),
-        (dict(optimizer="onebit-adamw", compare=("sign", "dense")), "not 'dense'; adamw and muon work with every plan"),
+        (
+            dict(optimizer="onebit-adamw", compare=("sign", "dense")),
+            "not 'dense'; signum works with sign-vote, adamw with",
+        ),
         (dict(optimizer="onebit-lamb", plan="int4+ef"), "--optimizer onebit-lamb needs a sign plan such as sign"),
         (
             dict(optimizer="signum", plan="topk:0.01+ef"),
             "--optimizer signum steps by the sign of every value, and topk:0.01+ef leaves most values unsent: use "
-            "sign-vote",
+            "sign-vote, or adamw, which works with every other plan",
         ),
         (dict(optimizer="lion", compare=("sign-vote", "randomk:0.1")), "and randomk:0.1 leaves most values unsent"),
         (dict(optimizer="lion", plan="delta+topk:0.01"), "and delta+topk:0.01 leaves most values unsent"),
+        (dict(zero=1, gather="topk:0.1"), "--gather topk:0.1: parameters are gathered only by a codec such as int8"),
+        (dict(zero=1, gather="int8+ef"), "--gather int8+ef: parameters are gathered only by a codec such as int8"),
         (dict(zero=1, plan="auto;bias=dense"), "measures the exchanges of replicas: with --zero name a plan"),
         (dict(optimizer="lion", plan="threshold:3"), "and threshold:3 leaves most values unsent"),
         (dict(optimizer="lion", plan="lsh:topk:0.01"), "and lsh:topk:0.01 leaves most values unsent"),
@@ -155,6 +164,28 @@ def test_the_schedule_of_zero_one_adam_is_a_share_of_the_steps():
     schedule = TrainConfig(optimizer="zero-one-adam", steps=400).zero_one_schedule
     assert schedule == dict(var_freeze_step=60, local_step_scaler=80, local_step_clipper=8)
     assert TrainConfig(optimizer="zero-one-adam", steps=400).onebit_warmup_steps == 0
+
+
+def test_the_advice_on_divergence_is_taken_by_the_optimizer():
+    for name in OPTIMIZERS:
+        config = TrainConfig(optimizer=name)
+        try:
+            clipped = dataclasses.replace(config, clip_norm=1.0)
+        except ValueError:
+            assert config.divergence_advice == "try a smaller --lr, with --fresh or another --out"
+        else:
+            assert config.divergence_advice == "try a smaller --lr or --clip-norm 1, with --fresh or another --out"
+            assert "--clip-norm" not in clipped.divergence_advice
+    assert "--clip-norm 1" in TrainConfig(compare=("dense", "int4+ef")).divergence_advice
+    assert "--clip-norm" not in TrainConfig(compare=("dense", "sign-vote")).divergence_advice
+
+
+def test_the_help_says_what_an_option_does_with_every_plan():
+    help_of = {field.name: field.metadata["help"] for field in dataclasses.fields(TrainConfig)}
+    for plan in ("topk:0.01+dgc", "sketch:0.1+fetchsgd"):
+        assert TrainConfig(plan=plan).resolved_beta1 == 0.9
+        assert help_of["beta1"].count(plan.partition("+")[2]) == 2
+    assert "not with --outer" in help_of["optimizer"]
 
 
 def test_a_config_is_frozen():

@@ -76,6 +76,23 @@ def test_a_deadline_of_the_wire_is_a_peers_fault_and_any_other_is_not():
     assert exit_code(TimeoutError("a lock of the file system")) == EXIT_RANK
 
 
+def test_a_failure_that_the_other_ranks_cannot_be_told_of_is_told_by_its_own_rank(monkeypatch):
+    def lose(_self: world.World, _value: object) -> NoReturn:
+        raise RuntimeError("[/__w/gloo/transport/tcp/pair.cc:537] Connection closed by peer")
+
+    def fail() -> NoReturn:
+        raise OSError("[train.test] the disk is full")
+
+    monkeypatch.setattr(world.World, "gather", lose)
+    with pytest.raises(OSError, match=r"^\[train\.test\] the disk is full$") as told:
+        world.World(1, 2).agree(fail)
+    assert exit_code(told.value) == EXIT_RANK
+    assert exit_code(told.value.__cause__) == EXIT_PEER
+    with pytest.raises(RuntimeError, match="closed by peer") as lost:
+        world.World(1, 2).agree(lambda: None)
+    assert exit_code(lost.value) == EXIT_PEER
+
+
 def test_the_place_in_gloos_sources_is_no_part_of_the_sentence():
     lost = RuntimeError("[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: reset by peer")
     assert (sentence(lost), exit_code(lost)) == ("Read error: reset by peer", EXIT_PEER)

@@ -120,19 +120,12 @@ def test_fresh_removes_nothing_of_others_through_a_link(world, tmp_path):
     assert (Path(config.out) / "checkpoint").is_symlink()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (dict(plan="powersgd:4"), r"the plan powersgd:4 makes a linear map"),
-        (dict(gather="int8+ef"), r"parameters are gathered only by a codec"),
-    ],
-)
-def test_a_fresh_run_that_is_refused_leaves_the_earlier_one_alone(world, tmp_path, change, words):
+def test_a_fresh_run_that_is_refused_leaves_the_earlier_one_alone(world, tmp_path):
     config = nano_config(tmp_path, plan="int4+ef", zero=2)
     run_job(config, world, None)
     before = {path: path.read_bytes() for path in Path(config.out).rglob("*") if path.is_file()}
-    with pytest.raises(JobError, match=words):
-        run_job(dataclasses.replace(config, fresh=True, **change), world, None)
+    with pytest.raises(JobError, match="the plan powersgd:4 makes a linear map"):
+        run_job(dataclasses.replace(config, fresh=True, plan="powersgd:4"), world, None)
     assert {path: path.read_bytes() for path in Path(config.out).rglob("*") if path.is_file()} == before
 
 

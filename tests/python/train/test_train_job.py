@@ -229,6 +229,20 @@ def test_a_plot_that_cannot_be_drawn_costs_no_figures(world, tmp_path, monkeypat
     assert (Path(config.out) / "loss.png").exists()
 
 
+def test_a_run_whose_metrics_are_gone_has_figures_and_no_plot(world, golden, tmp_path, capsys):
+    out = tmp_path / "without"
+    shutil.copytree(golden[0].out, out, symlinks=True)
+    for name in ("summary.json", "loss.png"):
+        (out / name).unlink()
+    config = dataclasses.replace(golden[0], out=str(out))
+    with pytest.MonkeyPatch.context() as patch:  # somebody removes them while the run is under way
+        whole = job.summarize
+        patch.setattr(job, "summarize", lambda *them: (out / "metrics.jsonl").unlink() or whole(*them))
+        run_job(config, world, None)
+    assert "[train.job] " in (said := capsys.readouterr().err) and "metrics.jsonl is missing: there is no plot" in said
+    assert (out / "summary.json").exists() and not (out / "loss.png").exists()
+
+
 def test_a_finished_run_goes_on_to_more_steps(world, golden, tmp_path, capsys):
     out = tmp_path / "longer"
     shutil.copytree(golden[0].out, out, symlinks=True)
@@ -294,14 +308,16 @@ def test_a_step_with_a_non_finite_gradient_is_skipped_and_counted(world, tmp_pat
 def test_a_run_that_never_has_a_finite_gradient_ends_with_a_sentence(world, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "MOST_SKIPPED", 3)
     monkeypatch.setattr(DdpStrategy, "has_finite_gradients", lambda _self: False)
-    with pytest.raises(JobError, match="none of the last 3 steps, up to step 3, had a finite gradient"):
+    words = r"none of the last 3 steps, up to step 3, had a finite gradient: .*; try a smaller --lr or --clip-norm 1, "
+    with pytest.raises(JobError, match=words):
         run_job(nano_config(tmp_path), world, None)
 
 
 def test_a_step_too_large_for_float32_ends_with_a_sentence(world, tmp_path):
     config = nano_config(tmp_path, optimizer="muon", lr=3e38, weight_decay=0.9)
     with pytest.raises(
-        JobError, match=r"^\[train\.trainer\] the optimizer's step 1 .*the run has diverged; try a smaller"
+        JobError,
+        match=r"^\[train\.trainer\] the optimizer's step 1 .*the run has diverged; try a smaller --lr, with --fresh",
     ):
         run_job(config, world, None)
 

@@ -196,6 +196,8 @@ def test_a_comparison_has_rounds_beside_plans(world, tmp_path, capsys):
         (dict(outer=4, outer_fragments=5), "and --outer-fragments at most 4, not 0 and 5"),
         (dict(compare=("dense", "outer:4:0:9/sign+ef")), "must have a delay below 4 and 1 to 4 fragments"),
         (dict(compare=("dense", "int4+ef"), outer=4), "name rounds as outer:4/PLAN"),
+        (dict(outer=4, plan="sign-vote"), r"^\[outer\.Outer\] the plan sign-vote keeps no magnitudes"),
+        (dict(compare=("dense", "outer:4/auto")), r"^\[outer\.Outer\] the plan auto measures the exchanges"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(change, words):

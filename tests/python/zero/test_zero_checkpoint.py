@@ -222,7 +222,7 @@ def test_options_of_any_type_of_number_are_saved(two_ranks, tmp_path):
 def save_to_own_folder(rank: int, folder: str) -> None:
     """Each rank's folder is one of its own, as on hosts that share no disk."""
     engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 2})
-    with pytest.raises(OSError, match="rank 1 cannot write to .*: is .* the same folder on all hosts"):
+    with pytest.raises(OSError, match=r"rank 1 cannot write to .*: is .* the same folder on all hosts"):
         engine.save_checkpoint(f"{folder}/{rank}")
 
 

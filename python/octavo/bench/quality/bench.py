@@ -44,10 +44,11 @@ def run(
 
 
 def _train(training: Run, settings: Sequence[Setting], work: Path, say: Callable[[str], object]) -> Outcome:
-    outcome = training.outcome()
-    if outcome is None:
+    is_new = training.outcome() is None
+    if is_new:
         say(f"training {training.out.relative_to(work)}")
-        outcome = training.finish()
+    outcome = training.finish()
+    if is_new:
         say(f"  eval loss {loss(outcome):.4f}")
         write_results(settings, work)
     return outcome

@@ -18,7 +18,7 @@ from octavo.bench.output import errors_in_a_sentence
 from octavo.bench.quality import bench
 from octavo.bench.quality.protocol import Bench
 from octavo.bench.quality.report import write_reports
-from octavo.bench.quality.results import Forecast, forecast
+from octavo.bench.quality.results import Forecast, collect, forecast
 from octavo.bench.quality.runs import TrainingFailed
 from octavo.bench.quality.settings import CONTENDERS, SETTINGS, Setting
 from octavo.console import make_console
@@ -127,19 +127,27 @@ def _seeds(text: str | None, settings: Sequence[Setting]) -> tuple[int, ...] | N
 
 
 def _report(work: Path | None) -> None:
+    results = _earlier() if work is None else _with_earlier(_finished(work))
+    write_reports(results, DETAILS, README)  # first: outside of the repository it writes nothing
     if work is not None:
-        finished = json.loads(bench.write_results([], work.absolute()).read_text(encoding="utf-8"))
-        if not any(setting["contenders"] for setting in finished["settings"].values()):
-            raise ValueError(f"[bench.quality] --work {work} has no finished training")
-        write_json(RESULTS, _with_earlier(finished))
+        write_json(RESULTS, results)
+
+
+def _finished(work: Path) -> dict[str, Any]:
+    finished = collect(list(SETTINGS.values()), work.absolute())
+    if not any(setting["contenders"] for setting in finished["settings"].values()):
+        raise ValueError(f"[bench.quality] --work {work} has no finished training")
+    return finished
+
+
+def _earlier() -> dict[str, Any]:
     try:
-        results = json.loads(RESULTS.read_text(encoding="utf-8"))
+        return json.loads(RESULTS.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(
             f"[bench.quality] {RESULTS} cannot be read ({error.strerror}): call this in the repository, with --work "
             "where the bench has run"
         ) from error
-    write_reports(results, DETAILS, README)
 
 
 _CONDITIONS = ("model", "steps", "trial_steps", "tokens_per_step", "ranks", "tuning_seed")
@@ -151,7 +159,7 @@ def _with_earlier(finished: dict[str, Any]) -> dict[str, Any]:
     conditions. Results under other conditions are not comparable."""
     if not RESULTS.exists():
         return finished
-    earlier = json.loads(RESULTS.read_text(encoding="utf-8"))["settings"]
+    earlier = _earlier()["settings"]
     for name, setting in finished["settings"].items():
         before = earlier.get(name, {"contenders": {}})
         if not setting["contenders"] and before["contenders"]:

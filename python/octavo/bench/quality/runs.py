@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo.bench.jobs import end_launcher
 from octavo.bench.machine import machine
 from octavo.durable_files import write_json
 from octavo.train.errors import DIVERGED
@@ -22,7 +23,6 @@ from octavo.train.launch import die_with_parent
 OUTCOME = "outcome.json"
 LOG = "train.log"
 DEADLINE_S = 12 * 3600.0
-STOP_S = 20.0
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 Outcome = dict[str, Any]
@@ -53,13 +53,13 @@ class Run:
         return outcome
 
     def finish(self) -> Outcome:
-        """Trains to the end, from the last checkpoint if there is one, and returns the outcome. Raises
-        TrainingFailed."""
+        """Trains to the end, from the last checkpoint if there is one, and returns the outcome. A finished run only
+        loses the checkpoint that it was stopped from removing. Raises TrainingFailed."""
         done = self.outcome()
         if done is None:
             done = {**self._train(), "machine": machine(), "options": self._options()}
-            shutil.rmtree(self.out / "checkpoint", ignore_errors=True)  # large, and of no use any more
             write_json(self.out / OUTCOME, done)
+        shutil.rmtree(self.out / "checkpoint", ignore_errors=True)  # large, and of no use any more
         return done
 
     def _options(self) -> dict[str, str]:
@@ -105,9 +105,4 @@ def _started(command: list[str], log) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        process.terminate()  # `octavo train` ends its ranks first
-        try:
-            process.wait(timeout=STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_launcher(process)

@@ -76,18 +76,25 @@ class World:
 
     def agree(self, work: Callable[[], T]) -> T:
         """Runs `work` on every rank and returns its result; if it fails on any rank, raises the same JobError on all.
+        Where this rank can no longer tell the others, it raises its own error.
 
         Without this a rank that cannot read its data would leave the others waiting in the next collective.
         """
-        result, trouble = None, None
+        result, failure = None, None
         try:
             result = work()
         except Exception as error:
             if is_peer_loss(error):
                 raise
-            show_traceback(error)
-            trouble = sentence(error)
-        troubles = self.gather(trouble)
+            failure = error
+        try:
+            troubles = self.gather(None if failure is None else sentence(failure))
+        except Exception as lost:
+            if failure is None:
+                raise
+            raise failure from lost
+        if failure is not None:
+            show_traceback(failure)
         told = [(rank, text) for rank, text in enumerate(troubles) if text is not None]
         if not told:
             return result  # type: ignore[return-value]
