@@ -67,9 +67,4 @@ void make_orthonormal(float* rows, std::uint64_t vectors, std::uint64_t length, 
   }
 }
 
-void draw_orthonormal(float* rows, std::uint64_t vectors, std::uint64_t length, std::uint64_t key) {
-  std::fill_n(rows, vectors * length, 0.0F);
-  make_orthonormal(rows, vectors, length, key);
-}
-
 }  // namespace octavo

@@ -10,7 +10,4 @@ namespace octavo {
 /// `key`: any direction serves a projection. Where a value is not finite all become NaN. vectors <= length.
 void make_orthonormal(float* rows, std::uint64_t vectors, std::uint64_t length, std::uint64_t key);
 
-/// Draws all rows anew, and makes them orthonormal.
-void draw_orthonormal(float* rows, std::uint64_t vectors, std::uint64_t length, std::uint64_t key);
-
 }  // namespace octavo

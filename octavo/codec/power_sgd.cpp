@@ -27,12 +27,11 @@ void copy(float* to, const float* from, std::uint64_t count, c10::Device device)
   floats_at(to, count, device).copy_(floats_at(from, count, device));
 }
 
-/// Makes a factor orthonormal, whose rows have `length` elements. Draws it where there is none yet.
-void prepare(float* factor, const rules::LowRank& shape, std::uint64_t length, bool is_there, std::uint64_t key,
-             c10::Device device) {
+/// Makes a factor orthonormal, whose rows have `length` elements. One of zeros is drawn.
+void prepare(float* factor, const rules::LowRank& shape, std::uint64_t length, std::uint64_t key, c10::Device device) {
   at::Tensor own = floats_at(factor, shape.rank * length, device);
   at::Tensor rows = own.cpu();  // no copy on the CPU
-  (is_there ? make_orthonormal : draw_orthonormal)(rows.mutable_data_ptr<float>(), shape.rank, length, key);
+  make_orthonormal(rows.mutable_data_ptr<float>(), shape.rank, length, key);
   if (!device.is_cpu()) own.copy_(rows);
 }
 
@@ -72,8 +71,8 @@ std::vector<std::uint64_t> PowerSgd::image_sizes(const Matrix& shape, std::uint6
   return {is_left(step, 0) ? left : right};
 }
 
-/// Fills the next memory. Where all ranks' values are zeros nothing else may be written to it: without factors it has
-/// zeros, from which the next step draws.
+/// Fills the next memory, with zeros where there are no factors yet. Where all ranks' values are zeros, reconstruct()
+/// is not called, and a factor that was to be sent stays as it is here.
 void PowerSgd::begin(c10::Device device, const MapInput& tensor) const {
   const std::uint64_t size = factors_size(tensor.shape);
   at::Tensor next = floats_at(tensor.next_memory, size, device);
@@ -89,7 +88,7 @@ void PowerSgd::project(c10::Device device, const MapInput& tensor, std::size_t r
   const bool left = is_left(tensor.step, round);
   float* const other = left ? next.right : next.left;
   const std::uint64_t lines = left ? shape.rows : shape.columns, length = left ? shape.columns : shape.rows;
-  prepare(other, shape, length, /*is_there=*/round > 0 || tensor.memory, tensor.key + round, device);
+  prepare(other, shape, length, tensor.key + round, device);
   const LaunchScope scope(device);
   const auto find = left ? scope.kernels().find_left_factor : scope.kernels().find_right_factor;
   for_lines(device, lines, length, [&](std::uint64_t first, std::uint64_t count) {

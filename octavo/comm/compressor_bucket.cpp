@@ -42,7 +42,7 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
 void Compressor::count_bucket(const at::Tensor& bucket, const std::vector<Slot>& slots, Clock::time_point ready) {
   for (const Slot& slot : slots) parameters_[slot.parameter].last_used = steps_;
   ++jobs_under_way_;
-  clips_.count_bucket();
+  if (step_exchange_ != Exchange::nothing) clips_.count_bucket();
   if (step_exchange_ == Exchange::planned) first_ready_ = std::min(first_ready_, ready);
   dense_bytes_ += ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
 }

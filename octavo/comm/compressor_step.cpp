@@ -90,6 +90,7 @@ void Compressor::scale_step(double factor) {
     fail(ErrorCode::invalid_argument, "comm.scale_step", "expected a factor from 0 to 1, got ", factor);
   }
   const std::lock_guard lock(mutex_);
+  if (step_exchange_ == Exchange::nothing) return;  // the factor is this rank's own, and nothing was left out
   const auto [is_of_burst, steps] = clips_.add_clip(factor);
   if (is_of_burst) roll_back();
   if (is_of_burst && (steps > 1 || is_committed())) drop_residuals_locked();

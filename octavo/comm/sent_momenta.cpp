@@ -68,15 +68,17 @@ void SentMomenta::keep_updates(const std::map<std::string, at::Tensor>& precondi
     require_fits(index, preconditioner, kWhere);
     substitutes[index] = {true, {}, preconditioner};
   }
-  for (std::size_t i = 0; i < substitutes.size(); ++i) {  // what codes left out of a gradient is not owed to an update
-    const bool sent_gradients = any() && !sends(i) && !has_loaded_;
-    if (substitutes[i].is_sent && sent_gradients) state_.clear_except(i, {kOwnMomentum, kOwnUpdate});
-  }
   begin(Kind::updates, std::move(substitutes), {beta, beta});
 }
 
 void SentMomenta::begin(Kind kind, std::vector<Substitute> substitutes, OwnBetas betas) {
   const bool is_any = std::ranges::any_of(substitutes, &Substitute::is_sent);
+  // What codes left out of a gradient is not owed to a momentum or an update, nor the other way round. Where all
+  // parameters change, the compressor drops all that is owed.
+  for (std::size_t i = 0; i < substitutes.size(); ++i) {
+    const bool changes = any() && is_any && substitutes[i].is_sent != sends(i) && !has_loaded_;
+    if (changes) state_.clear_except(i, {kOwnMomentum, kOwnUpdate});
+  }
   kind_ = is_any ? kind : Kind::none;
   substitutes_ = std::move(substitutes);
   betas_ = betas;

@@ -92,7 +92,7 @@ class OCTAVO_API Engine {
   bool has_ranks() const { return backend_ != nullptr; }
   int rank() const;
 
-  // ---- registration: where it throws Error invalid_argument nothing has changed
+  // ---- registration, of parameters on one device: where it throws Error invalid_argument nothing has changed
 
   /// Returns the range that this rank owns of a parameter of `count` elements.
   Range owned(std::uint64_t count) const;

@@ -64,7 +64,7 @@ void Engine::start_backward(bool update) {
   if (shared_ && sends) shared_->sum->begin_pass();
   pass_.sends = sends;
   pass_.is_under_way = true;
-  if (std::exchange(pass_.begins_step, update)) param_registry->accumulation().forget_sums_of_step();
+  if (std::exchange(pass_.begins_step, update)) param_registry->accumulation().forget_reduced();
   pass_.has_sent_before = !param_registry->accumulation().reduced.empty();
   for (auto& [id, executor] : executors) executor->startBackward(update);
 }

@@ -10,6 +10,7 @@
 
 #include "octavo/deepcompile/param_gather.h"
 #include "octavo/deepcompile/param_registry.h"
+#include "octavo/deepcompile/rooms_of_call.h"
 #include "octavo/export.h"
 
 namespace octavo::dc {

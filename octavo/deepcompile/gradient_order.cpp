@@ -60,6 +60,7 @@ void GradientOrder::give_up_pass() {
   waiting_.clear();
   arrivals_.clear();
   absent_.clear();
+  absent_before_.clear();
   has_.assign(ids_.size(), false);
 }
 
@@ -135,7 +136,7 @@ void GradientOrder::send_flags() {
 }
 
 GradientOrder::Turns GradientOrder::receive_flags() {
-  absent_.clear();  // a graph may end twice in a pass
+  absent_.clear();
   const auto context = [&] { return "the end of the backward pass of graph " + std::to_string(graph_id_); };
   if (transfer_) with_context(context, [&] { transfer_->wait(); });
   const RankFlags flags = read_messages();
@@ -145,7 +146,7 @@ GradientOrder::Turns GradientOrder::receive_flags() {
     if (flags.beside[i]) turns.push_back(turn_of(ids_[i]));
   }
   for (const long id : order_) {
-    if (!flags.some[indices_.at(id)]) absent_.push_back(id);
+    if (!flags.some[indices_.at(id)] && absent_before_.insert(id).second) absent_.push_back(id);
   }
   if (learns_) learn(flags);
   return turns;

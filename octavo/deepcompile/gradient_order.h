@@ -57,7 +57,8 @@ class OCTAVO_API GradientOrder {
   /// Returns what any rank has beside the expected gradients. Throws Error communication where a rank is at the end of
   /// another graph or pass.
   Turns receive_flags();
-  /// The parameters for which no rank had a gradient in this pass, although one was sent: zeros on all ranks.
+  /// The parameters for which no rank had a gradient in this pass, although one was sent: zeros on all ranks. Where a
+  /// graph ends several times in a pass, each is among them once.
   const std::vector<long>& absent() const { return absent_; }
 
   std::uint64_t sent_bytes() const { return wire_->sent_bytes(); }
@@ -98,7 +99,8 @@ class OCTAVO_API GradientOrder {
   std::vector<bool> has_;  // by parameter
   at::Tensor sent_, got_;
   std::optional<Transfer> transfer_;
-  std::vector<long> absent_;
+  std::vector<long> absent_;                // since the last end
+  std::unordered_set<long> absent_before_;  // of all ends of the pass
 };
 
 }  // namespace octavo::dc

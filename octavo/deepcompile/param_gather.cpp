@@ -11,6 +11,7 @@
 #include "octavo/codec/block_coding.h"
 #include "octavo/comm/layout.h"
 #include "octavo/deepcompile/error_context.h"
+#include "octavo/deepcompile/rooms_of_call.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/device/stream_event.h"
 #include "octavo/kernels/error.h"
@@ -144,7 +145,7 @@ void ParamGather::start_flight(std::span<const Wanted> needed) {
 }
 
 /// Returns memory for the whole values, in which this rank's own are already. Uses what the parameter has kept, where
-/// that is of the dtype.
+/// that has the dtype and exactly the elements, in row-major order.
 at::Tensor ParamGather::make_room(const DSParam& param, at::ScalarType dtype) const {
   const long id = param.getId();
   if (!param.isPartitioned()) return registry_->getGatheredParam(id);  // this rank's part was changed in its place

@@ -28,7 +28,7 @@ struct Accumulation {
   std::unordered_map<long, int> averages;      // by parameter: how many averages that sum is of
   std::unordered_map<long, at::Tensor> local;  // stage 1: this rank's own sums, which wait for the last micro-batch
 
-  void forget_sums_of_step() {
+  void forget_reduced() {
     reduced.clear();
     averages.clear();
   }
@@ -124,31 +124,6 @@ class OCTAVO_API DSParamRegistry {
 
   std::unordered_map<long, Entry> entries_;
   Accumulation accumulation_;
-};
-
-/// The memory for whole values that a call registers. Where the call fails before keep(), perhaps for lack of memory,
-/// it is released again; what was registered before the call, or is in a transfer by now, stays.
-class RoomsOfCall {
- public:
-  explicit RoomsOfCall(DSParamRegistry& registry) : registry_(registry) {}
-  ~RoomsOfCall() {
-    for (const long id : added_) {
-      if (registry_.state(id) == Gathered::available) registry_.unregisterGatheredParam(id);
-    }
-  }
-  RoomsOfCall(const RoomsOfCall&) = delete;
-  RoomsOfCall& operator=(const RoomsOfCall&) = delete;
-
-  void add(long ds_id, at::Tensor room) {
-    const bool is_new = !registry_.hasGatheredParam(ds_id);
-    registry_.registerGatheredParam(ds_id, std::move(room));
-    if (is_new) added_.push_back(ds_id);
-  }
-  void keep() { added_.clear(); }
-
- private:
-  DSParamRegistry& registry_;
-  std::vector<long> added_;
 };
 
 }  // namespace octavo::dc

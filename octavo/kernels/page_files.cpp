@@ -64,8 +64,12 @@ class PageFiles::File {
     const int reason = errno;
     const bool lacks_room =
         reason == ENOSPC || reason == EDQUOT || reason == EMFILE || reason == ENFILE || reason == ENOMEM;
-    fail(lacks_room ? ErrorCode::out_of_memory : ErrorCode::invalid_argument, "kernels.managed",
-         "expected a directory in which a file can be made, got '", directory, "': ", std::strerror(reason));
+    if (lacks_room) {
+      fail(ErrorCode::out_of_memory, "kernels.managed", "no more files can be made in '", directory,
+           "' now: ", std::strerror(reason));
+    }
+    fail(ErrorCode::invalid_argument, "kernels.managed", "expected a directory in which a file can be made, got '",
+         directory, "': ", std::strerror(reason));
   }
   ~File() {
     close(file_);

@@ -136,7 +136,7 @@ def compress_fsdp(
 ) -> ShardedHandle:
     """Does what ``octavo.compress`` does, for a model of FSDP2."""
     if replicas is not None:
-        replicas = as_group(replicas, "fsdp.compress")
+        replicas = as_group(replicas, "fsdp.compress", "replicas")
     joined = joined_optimizer(optimizer, "fsdp.compress")
     if joined is not None:
         raise ValueError(

@@ -17,15 +17,15 @@ _YEAR_S = 366 * 86400.0
 _HERE, _LEFT, _END = "here", "left", "end"
 
 
-def as_group(group: dist.ProcessGroup | None, where: str) -> dist.ProcessGroup:
+def as_group(group: dist.ProcessGroup | None, where: str, argument: str = "group") -> dist.ProcessGroup:
     """Returns ``group``, or for None the group of all ranks. Raises TypeError for what is no process group, ValueError
-    where there is none yet or where this process is not in it."""
+    where there is none yet or where this process is not in it. ``argument``: the name that errors use."""
     group = group if group is not None else dist.group.WORLD
     if group is None:
         raise ValueError(f"[{where}] there is no process group: call init_process_group() first")
     _require_member(group, where)
     if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(f"[{where}] expected group as a process group, such as new_group() returns, got {group!r}")
+        raise TypeError(f"[{where}] expected {argument} as a process group, such as new_group() returns, got {group!r}")
     return group
 
 

@@ -62,8 +62,10 @@ struct Source {
 
   /// Returns a text that differs wherever the program may differ.
   std::string identity() const {
+    int major = 0, minor = 0;
+    nvrtc().nvrtcVersion(&major, &minor);
     std::ostringstream all;
-    all << "NVRTC of " << nvrtc().file << '\n' << text;
+    all << "NVRTC " << major << '.' << minor << " of " << nvrtc().file << '\n' << text;
     for (const std::string& option : options) all << option << '\n';
     for (const lanes::SourceFile& file : files) all << file.name << '\n' << file.text << '\n';
     return all.str();

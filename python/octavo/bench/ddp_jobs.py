@@ -69,7 +69,7 @@ def _split(contenders: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def check_plans(plans: Sequence[str]) -> None:
-    """Raises ValueError for what is neither a plan nor rounds of local steps with a plan."""
+    """Raises ValueError for what is neither a plan nor rounds of local steps with a plan that they can take."""
     for plan in plans:
         if plan.startswith("zero"):
             raise ValueError(f"[bench.ddp_jobs] ZeRO is measured by another command: octavo bench zero {plan}")

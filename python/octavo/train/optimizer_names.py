@@ -26,7 +26,7 @@ STEPPED_ALONE = (*ELEMENTWISE, "muon")
 SIGN_STEPPED = ("signum", "lion")
 """Optimizers that step by the sign of what the ranks send."""
 UNCLIPPED = ("zero-one-adam", *SIGN_STEPPED)
-"""Optimizers for which --clip-norm has no meaning."""
+"""Optimizers for which --clip-norm has no meaning: config_checks refuses it, in the words of each."""
 LR = {
     "adamw": 3e-3,
     "onebit-adamw": 3e-3,

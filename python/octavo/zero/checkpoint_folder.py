@@ -69,19 +69,22 @@ class CheckpointFolder:
         names: list[str] = []
         self._by_first_rank(lambda: names.extend(sorted(path.name for path in aside.iterdir())), what)
         names = self._peers.values(names, self._where)[0]
-        own = on_all_ranks(lambda: self._own_digests(aside, names), self._where, what, self._peers)
+
+        def own_digests() -> dict[str, str]:
+            if missing := [name for name in names if not (aside / name).is_file()]:
+                raise FileNotFoundError(
+                    f"[{self._where}] {aside / missing[0]} is not there, which rank 0 sees: is {self._directory} the "
+                    f"same folder on all hosts?"
+                )
+            return self._own_digests(aside, names)
+
+        own = on_all_ranks(own_digests, self._where, what, self._peers)
         of_all = {name: digest for one in self._peers.values(own, self._where) for name, digest in one.items()}
         self._by_first_rank(lambda: durable_files.write_json(aside / _DIGESTS, of_all), what)
 
     def _own_digests(self, folder: Path, names: Sequence[str]) -> dict[str, str]:
         """Returns the digests of this rank's share: every W-th file, whoever wrote it."""
-        share = names[self._peers.rank :: self._peers.size]
-        if missing := [name for name in share if not (folder / name).is_file()]:
-            raise FileNotFoundError(
-                f"[{self._where}] {folder / missing[0]} is not there, which rank 0 sees: is {self._directory} the same "
-                f"folder on all hosts?"
-            )
-        return {name: durable_files.sha256(folder / name) for name in share}
+        return {name: durable_files.sha256(folder / name) for name in names[self._peers.rank :: self._peers.size]}
 
     def _require_own_share(self) -> None:
         if not self.newest.is_dir():

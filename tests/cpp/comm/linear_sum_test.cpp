@@ -234,6 +234,28 @@ TEST(LinearSum, OneRankKeepsItsGradient) {
   });
 }
 
+/// Where all ranks' values are zeros, reconstruct() is not called, and the next memory is kept as project() leaves it.
+TEST(PowerSgd, ProjectLeavesNothingOfTheFirstMemoryUnwritten) {
+  for (const bool alternating : {false, true}) {
+    for (const std::uint64_t step : {1U, 2U}) {
+      const LinearMapPtr map = power_sgd(4, alternating);
+      const at::Tensor values = at::zeros({kRows, kColumns});
+      MapInput input{kShape,   {values.const_data_ptr<float>()}, /*error_feedback=*/true, /*momentum=*/0, step,
+                     /*key=*/7};
+      const at::Tensor next = at::full({static_cast<std::int64_t>(map->memory_size(input))}, std::nanf(""));
+      input.next_memory = next.mutable_data_ptr<float>();
+      std::vector<at::Tensor> images;
+      std::vector<float*> starts;
+      for (const std::uint64_t size : map->image_sizes(kShape, step)) {
+        images.push_back(at::zeros({static_cast<std::int64_t>(size)}));
+        starts.push_back(images.back().mutable_data_ptr<float>());
+      }
+      for (std::size_t round = 0; round < images.size(); ++round) map->project(c10::kCPU, input, round, starts);
+      EXPECT_TRUE(at::isfinite(next).all().item<bool>()) << (alternating ? "alternating" : "two rounds") << step;
+    }
+  }
+}
+
 TEST(PowerSgd, SmallMatricesAreNotWorthIt) {
   const PowerSgd map(4, false);
   EXPECT_TRUE(map.image_sizes({1, 1000}, 1).empty());

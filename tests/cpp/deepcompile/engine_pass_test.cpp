@@ -207,6 +207,28 @@ TEST(EnginePass, AnOrderedGraphThatEndsTwiceKeepsTheGradientsOfBothEnds) {
   });
 }
 
+/// Zeros are sent once in a pass, and so they are taken back once.
+TEST(EnginePass, AnOrderedGraphThatEndsTwiceKeepsTheGradientsOfAnEarlierMicroBatch) {
+  run_ranks(2, [](const BackendPtr& backend, int rank) {
+    ZeroOneGraph own(backend, 2, kOfPass), whole(backend, 2, kOfPass);
+    const std::vector<at::Tensor> first = gradients_of_pass(rank, 0), second = gradients_of_pass(rank, 1);
+    own.engine.order_gradients(kPassGraph, {0, 1, 2}, false);
+    for (auto* const one : {&own, &whole}) {
+      one->engine.start_backward(false);
+      for (const long id : {0L, 1L, 2L})
+        one->engine.take_grad(first[static_cast<std::size_t>(id)].clone(), kPassGraph, id);
+      one->engine.end_backward(kPassGraph);
+      one->engine.start_backward(true);
+      for (const long id : {1L, 2L})
+        one->engine.take_grad(second[static_cast<std::size_t>(id)].clone(), kPassGraph, id);
+      one->engine.end_backward(kPassGraph);
+    }
+    own.engine.end_backward(kPassGraph);
+    EXPECT_EQ(own.engine.reduced_params().size(), 3U);
+    expect_same_gradients(own, whole);
+  });
+}
+
 /// A graph that ends sends, too, what another one has put into the bucket.
 TEST(EnginePass, AParameterThatOneGraphLacksHasTheGradientOfAnother) {
   run_ranks(2, [](const BackendPtr& backend, int rank) {

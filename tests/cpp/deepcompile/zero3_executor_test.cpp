@@ -99,7 +99,7 @@ TEST(Z3ExecutorTest, AParameterIsWholeFromItsGatherToItsLastUse) {
         for (const long id : kAllIds) {  // the ranks' gradients are equal
           EXPECT_TRUE(at::allclose(own.registry->getParam(id).getGradBuffer(), own.shard_of(id, 0)));
         }
-        own.registry->accumulation().forget_sums_of_step();
+        own.registry->accumulation().forget_reduced();
       }
     });
   }

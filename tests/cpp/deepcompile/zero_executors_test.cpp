@@ -101,7 +101,7 @@ class ZeroRank {
   }
   at::Tensor got(long id) const { return registry->getParam(id).getGradBuffer(); }
   std::uint64_t sent_bytes() const { return sum_->compressor().stats().wire_bytes; }
-  void next_step() { registry->accumulation().forget_sums_of_step(); }
+  void next_step() { registry->accumulation().forget_reduced(); }
 
   std::shared_ptr<dc::DSParamRegistry> registry = std::make_shared<dc::DSParamRegistry>();
   std::vector<std::unique_ptr<dc::CustomOpExecutor>> graphs;

@@ -343,6 +343,27 @@ def test_frozen_steps_after_a_clipped_burst_are_as_large_as_without_it(two_ranks
         assert 0.5 * without < with_burst < 1.5 * without, (usual, after)
 
 
+def estimates_after_local_clips(rank: int) -> dict[str, Tensor]:
+    """Clips a step that sends nothing, whose norm is each rank's own, and then one that sends and is clipped less than
+    that of rank 1."""
+    model, handle = wrapped("int4+ef21")
+    for step in (0, 1):
+        backward(model, gradient(rank, step))
+    handle.set_exchange("nothing")
+    backward(model, gradient(rank, 0))
+    handle.clip_grad_norm_(ORDINARY if rank == 0 else 0.05 * ORDINARY)
+    handle.set_exchange("planned")
+    averaged = backward(model, gradient(rank, 0))
+    handle.clip_grad_norm_(0.2 * averaged.norm().item())
+    return {key: value for key, value in residuals(handle).items() if key.startswith("shared_estimate/")}
+
+
+def test_clips_of_steps_that_send_nothing_leave_ranks_alike(two_ranks):
+    (first, second) = two_ranks.run(estimates_after_local_clips)
+    assert first.keys() == second.keys() and len(first) == 1
+    assert all(torch.equal(value, second[key]) for key, value in first.items())
+
+
 def clip_by_the_optimizer(rank: int) -> tuple[float, float]:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(SIDE, SIDE, bias=False))

@@ -350,6 +350,26 @@ def test_what_is_owed_is_among_the_statistics(two_ranks):
         assert all(0.05 < one < 0.3 for one in two_ranks.run(unfinished, f"int4:512+{kind}")), kind
 
 
+def owed_after_a_change_of_momenta(rank: int) -> list[set[str]]:
+    """Sends momenta of both layers, of the first alone, and of both again. Returns for each change of which layers
+    something is still owed."""
+    model = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(SIDE, SIDE, bias=False) for _ in range(2))))
+    handle = octavo.compress(model, "sign+ef")
+    momenta = {layer.weight: (torch.zeros(SIDE, SIDE), torch.ones(SIDE, SIDE)) for layer in model.module}
+    owed = []
+    for count in (2, 1, 2):
+        handle.set_momentum(dict(list(momenta.items())[:count]), 0.5)
+        owed.append({key.partition("/")[2] for key in handle.state_dict() if key.startswith("worker/")})
+        model.zero_grad()
+        model(torch.randn(3, SIDE)).square().sum().backward()
+    return owed
+
+
+def test_what_is_owed_of_gradients_is_not_owed_to_momenta(two_ranks):
+    for owed in two_ranks.run(owed_after_a_change_of_momenta):
+        assert owed == [set(), {"0.weight"}, {"0.weight"}]
+
+
 # ---- what makes no sense
 
 

@@ -146,7 +146,7 @@ def test_a_rank_with_another_plan_is_an_error_on_all_ranks(four_ranks):
 
 def pass_a_mesh(rank: int) -> None:
     mesh = mesh_of_four()
-    with pytest.raises(TypeError, match=r"\[fsdp.compress\] expected group as a process group"):
+    with pytest.raises(TypeError, match=r"\[fsdp.compress\] expected replicas as a process group"):
         octavo.compress(shard(Model(), mesh=mesh["shard"]), "sign+ef", replicas=mesh["replicate"])
 
 

@@ -87,7 +87,7 @@ def test_a_failure_that_the_other_ranks_cannot_be_told_of_is_told_by_its_own_ran
     with pytest.raises(OSError, match=r"^\[train\.test\] the disk is full$") as told:
         world.World(1, 2).agree(fail)
     assert exit_code(told.value) == EXIT_RANK
-    assert exit_code(told.value.__cause__) == EXIT_PEER
+    assert exit_code(told.value.__context__) == EXIT_PEER
     with pytest.raises(RuntimeError, match="closed by peer") as lost:
         world.World(1, 2).agree(lambda: None)
     assert exit_code(lost.value) == EXIT_PEER

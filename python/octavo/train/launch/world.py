@@ -89,10 +89,10 @@ class World:
             failure = error
         try:
             troubles = self.gather(None if failure is None else sentence(failure))
-        except Exception as lost:
+        except Exception:
             if failure is None:
                 raise
-            raise failure from lost
+            raise failure  # noqa: B904  its cause is its own
         if failure is not None:
             show_traceback(failure)
         told = [(rank, text) for rank, text in enumerate(troubles) if text is not None]
