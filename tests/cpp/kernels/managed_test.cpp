@@ -6,12 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -223,8 +225,17 @@ TEST_F(FileMemoryTest, ManyTakeFewMappings) {
 TEST_F(FileMemoryTest, ADiskWithoutRoomGivesNullAndTakesNothing) {
   unsigned char* const before = allocate(kBytes);
   ASSERT_NE(before, nullptr);
+  const std::uintmax_t free_before = std::filesystem::space(directory_).available;
+  std::atomic<bool> is_done = false;
+  std::uintmax_t least_free = free_before;
+  std::thread other([&] {  // other programs must not find a full disk meanwhile
+    while (!is_done) least_free = std::min(least_free, std::filesystem::space(directory_).available);
+  });
   EXPECT_EQ(allocate(std::uint64_t{1} << 50), nullptr);
   EXPECT_EQ(allocate(~std::uint64_t{0}), nullptr);
+  is_done = true;
+  other.join();
+  EXPECT_GT(least_free, free_before / 2);
   unsigned char* const after = allocate(kBytes);
   ASSERT_NE(after, nullptr);
   std::memset(after, 3, kBytes);
