@@ -75,9 +75,10 @@ void SentMomenta::begin(Kind kind, std::vector<Substitute> substitutes, OwnBetas
   const bool is_any = std::ranges::any_of(substitutes, &Substitute::is_sent);
   // What codes left out of a gradient is not owed to a momentum or an update, nor the other way round. Where all
   // parameters change, the compressor drops all that is owed.
-  for (std::size_t i = 0; i < substitutes.size(); ++i) {
-    const bool changes = any() && is_any && substitutes[i].is_sent != sends(i) && !has_loaded_;
-    if (changes) state_.clear_except(i, {kOwnMomentum, kOwnUpdate});
+  if (any() && is_any && !has_loaded_) {
+    for (std::size_t i = 0; i < substitutes.size(); ++i) {
+      if (substitutes[i].is_sent != sends(i)) state_.clear_except(i, {kOwnMomentum, kOwnUpdate});
+    }
   }
   kind_ = is_any ? kind : Kind::none;
   substitutes_ = std::move(substitutes);

@@ -11,7 +11,7 @@
 namespace octavo::dc {
 
 /// The memory for whole values that a call registers. Where the call fails before keep(), perhaps for lack of memory,
-/// it is released again; what was registered before the call, or is in a transfer by now, stays.
+/// it is released again, unless a transfer writes to it by now. Memory that has replaced older memory stays.
 class RoomsOfCall {
  public:
   explicit RoomsOfCall(DSParamRegistry& registry) : registry_(registry) {}

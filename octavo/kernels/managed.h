@@ -26,10 +26,10 @@ struct ManagedMemory {
   /// Allocates memory; `bytes` is above 0. Returns null where there is none left.
   void* (*allocate)(Queue, std::uint64_t bytes);
   /// Allocates memory in a file without a name in `directory`, for which room on the disk is taken at once: there can
-  /// then be more of it than the machine has memory. Returns null where the disk is full. Throws, with
-  /// the system's words, Error invalid_argument where no file can be made there, Error out_of_memory where there are
-  /// too many files already. A forked process shares the memory.
-  /// The function pointer is null where the back end has no files.
+  /// then be more of it than the machine has memory. Returns null where the disk is full. Throws, with the
+  /// system's words, Error invalid_argument where no file can be made there, Error out_of_memory where there are too
+  /// many files already. A forked process shares the memory. The function pointer is null where the back end has no
+  /// files.
   void* (*allocate_in_file)(Queue, const std::string& directory, std::uint64_t bytes);
   /// Frees memory; `memory` and `bytes` are those of its allocation. No queue may use it any more.
   void (*free)(Queue, void* memory, std::uint64_t bytes);
