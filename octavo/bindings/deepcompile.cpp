@@ -122,6 +122,7 @@ void def_gradients(EngineClass& engine) {
       .def("end_forward", &Engine::end_forward)
       .def("start_backward", &Engine::start_backward, py::arg("update"), no_gil)
       .def("take_grad", &Engine::take_grad, py::arg("grad"), py::arg("graph_id"), py::arg("ds_id"), no_gil)
+      .def("skip_gradients", &Engine::skip_gradients, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
       .def("end_backward", &Engine::end_backward, py::arg("graph_id"), py::arg("release_reduce_buckets") = false,
            no_gil)
       .def("give_up_pass", &Engine::give_up_pass, no_gil)

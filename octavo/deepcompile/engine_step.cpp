@@ -94,6 +94,13 @@ void Engine::take_grad(at::Tensor grad_tensor, long graph_id, long ds_id) {
   if (is_there) note_gradient(graph_id);
 }
 
+void Engine::skip_gradients(long graph_id, const std::vector<long>& ds_ids) {
+  auto& of_stage_3 = *getExecutor<Z3CustomOpExecutor>(graph_id, executors);
+  if (pass_.ignores_gradients) return;
+  of_stage_3.skipGrads(ds_ids);
+  note_gradient(graph_id);
+}
+
 void Engine::note_gradient(long graph_id) {
   pass_.is_under_way = true;
   pass_.open_graphs.insert(graph_id);

@@ -58,6 +58,7 @@ void GradientOrder::give_up_pass() {
   transfer_.reset();
   next_ = 0;
   waiting_.clear();
+  skipped_.clear();
   arrivals_.clear();
   absent_.clear();
   absent_before_.clear();
@@ -75,9 +76,16 @@ GradientOrder::Turns GradientOrder::take(at::Tensor gradient, long id) {
   return due();
 }
 
+GradientOrder::Turns GradientOrder::skip(const std::vector<long>& ids) {
+  skipped_.insert(ids.begin(), ids.end());
+  return due();
+}
+
 GradientOrder::Turns GradientOrder::due() {
   Turns turns;
-  const auto is_next_there = [&] { return next_ < order_.size() && waiting_.contains(order_[next_]); };
+  const auto is_next_there = [&] {
+    return next_ < order_.size() && (waiting_.contains(order_[next_]) || skipped_.contains(order_[next_]));
+  };
   const auto take_next = [&] { turns.push_back(turn_of(order_[next_++])); };
   while (true) {
     while (is_next_there()) take_next();

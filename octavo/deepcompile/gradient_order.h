@@ -21,9 +21,10 @@ namespace octavo::dc {
 /// rank lacks a gradient, or has them in another order, for example because a model decides by its data.
 ///
 /// A gradient that comes before its turn waits for it. The gradients that are expected of all ranks have a place in the
-/// order. A rank sends zeros for those that it lacks when its pass ends, or as soon as enough gradients wait behind
-/// them: another rank may wait for a bucket with them, and the pass of this one needs that rank for its next gather. At
-/// the end ranks tell one another which others they have, as bits for each parameter, and send these. The order is that
+/// order. A rank sends zeros for those that it lacks when its pass ends, when it is told that they will not come, or as
+/// soon as enough gradients wait behind them: another rank may wait for a bucket with them, and the pass of this one
+/// needs that rank for its next gather. At the end ranks tell one another which others they have, as bits for each
+/// parameter, and send these. The order is that
 /// in which rank 0's gradients came in a pass before, without those that some rank has lacked since. Ranks agree on it
 /// again where that has changed. Not thread-safe; all ranks make the calls of a pass's end together. Throws what Wire
 /// throws.
@@ -47,6 +48,9 @@ class OCTAVO_API GradientOrder {
   void give_up_pass();
   /// Takes a gradient, whose memory is this object's from now on. Returns the gradients whose turn it is now.
   Turns take(at::Tensor gradient, long id);
+  /// Expects in this pass no gradient more of these parameters, so that zeros are sent as soon as it is their turn.
+  /// Returns the gradients whose turn it is now.
+  Turns skip(const std::vector<long>& ids);
 
   // The end of a pass; these are called one after another:
 
@@ -95,6 +99,7 @@ class OCTAVO_API GradientOrder {
   // The state of the pass:
   std::size_t next_ = 0;  // place in the order
   std::unordered_map<long, at::Tensor> waiting_;
+  std::unordered_set<long> skipped_;
   std::vector<long> arrivals_;
   std::vector<bool> has_;  // by parameter
   at::Tensor sent_, got_;

@@ -83,6 +83,10 @@ void ReducingExecutor::takeGrad(at::Tensor grad_tensor, long ds_id) {
   add_to_bucket(order_->take(grad_tensor.to(param_registry_->getParam(ds_id).getDtype()), ds_id));
 }
 
+void ReducingExecutor::skip(const std::vector<long>& ds_ids) {
+  if (order_) add_to_bucket(order_->skip(ds_ids));
+}
+
 /// Adds zeros where this rank has no gradient.
 void ReducingExecutor::add_to_bucket(GradientOrder::Turns turns) {
   for (GradientOrder::Turn& turn : turns) {
@@ -204,6 +208,11 @@ void Z3CustomOpExecutor::endBackward() {
 void Z3CustomOpExecutor::giveUpPass() {
   ReducingExecutor::giveUpPass();
   uses_.clear();
+}
+
+void Z3CustomOpExecutor::skipGrads(const std::vector<long>& ds_ids) {
+  requireParams(ds_ids);
+  skip(ds_ids);
 }
 
 void Z3CustomOpExecutor::requireParams(const std::vector<long>& ds_ids) const {

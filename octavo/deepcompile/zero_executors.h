@@ -48,6 +48,7 @@ class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
 
  protected:
   void flushReduceBucket(at::ScalarType scalar_type) override;
+  void skip(const std::vector<long>& ds_ids);
 
  private:
   void add_to_bucket(at::Tensor gradient, long ds_id);
@@ -97,6 +98,10 @@ class OCTAVO_API Z3CustomOpExecutor final : public ReducingExecutor {
 
   void endBackward() override;
   void giveUpPass() override;
+  /// Expects no gradient more of these parameters in this backward pass. In an order on which ranks agree (useOrder())
+  /// zeros are then sent as soon as it is their turn, so that no other rank waits for them; otherwise it does nothing.
+  /// One that comes after all is sent beside the expected ones.
+  void skipGrads(const std::vector<long>& ds_ids);
 
   /// Starts to gather a parameter, unless its whole values are valid or on their way. Returns their memory, which must
   /// not be used before waitAllgather(). `dtype` is that of the memory; not given: the parameter's.

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from octavo import _C
 from octavo.hooks import OwnHook, remove_after, while_alive
 from octavo.optim.base import not_compiled
+from octavo.zero.first_uses import FirstUses
 
 GRAPH = 0  # without torch.compile all parameters belong to one graph
 
@@ -56,6 +57,7 @@ class Gathering:
         self._moving: set[int] = set()
         self._visits: list[int] = []  # the modules of this pass, in the order in which they needed their parameters
         self._last_visits: list[int] = []
+        self._first_uses: FirstUses | None = None  # of the first pass with a backward pass, while that lasts
         # lists by module; modules are numbers, too
         self._own: list[list[int]] = []  # the parameters of each
         self._at_work: list[int] = []  # how many forward passes each makes now
@@ -201,6 +203,7 @@ class Gathering:
         self.release_all()
         self._backward_of = [None] * len(self._names)
         self._last_visits, self._visits = self._visits, []
+        self._first_uses = None
 
     def _start(self, ids: Iterable[int]) -> None:
         """Starts one transfer of those parameters that are neither whole nor being gathered."""
@@ -281,7 +284,19 @@ class Gathering:
     def _visit_in_backward(self, number: int) -> None:
         for id in self._own[number]:
             self._backward_of[id] = torch._C._current_graph_task_id()
+        self._skip_gradients_after(number)
         self._visit(number)
+
+    def _skip_gradients_after(self, number: int) -> None:
+        """Tells the engine, in the first pass, which gradients will not come because the backward pass has gone on. A
+        rank that has them may wait for this one's part of their sum, and take part in no gather until then. From the
+        second pass on ranks have agreed on which gradients they expect of one another."""
+        if self._last_visits or self._contexts or self._engine.ignores_gradients():
+            return
+        if self._first_uses is None:
+            self._first_uses = FirstUses(self._visits, self._own)
+        if after := self._first_uses.take_after(number):
+            self._engine.skip_gradients(GRAPH, after)
 
     def _before_forward(self, number: int, *_: Any) -> None:
         self._at_work[number] += 1

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <future>
 #include <string>
 #include <vector>
 
@@ -95,6 +96,31 @@ TEST(UnlikeRanksTest, GradientsThatSomeLackAreZerosThere) {
       }
     }
   }
+}
+
+/// Rank 1 lacks the first gradient, which is larger than all that follow. It goes on when rank 0 does, as if it needed
+/// a gather of it.
+TEST(UnlikeRanksTest, NobodyWaitsForAGradientThatIsSkipped) {
+  std::promise<void> first_has_handed_over;
+  const Pass pass = {{0, 1, 2}, {1, 2}};
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    ZeroOneGraph mine(backend, 3, {{3000}, {40}, {980}}, over(true));
+    mine.engine.order_gradients(ZeroOneGraph::kGraph, {0, 1, 2}, true);
+    mine.engine.start_backward(true);
+    if (rank == 1) mine.engine.skip_gradients(ZeroOneGraph::kGraph, {0});
+    for (const long id : pass[static_cast<std::size_t>(rank)]) {
+      mine.engine.take_grad(own_gradient(mine, id, rank), ZeroOneGraph::kGraph, id);
+    }
+    if (rank == 0) {
+      first_has_handed_over.set_value();
+    } else {
+      ASSERT_EQ(first_has_handed_over.get_future().wait_for(std::chrono::seconds(10)), std::future_status::ready);
+    }
+    mine.engine.end_backward(ZeroOneGraph::kGraph);
+    for (const long id : mine.ids) {
+      EXPECT_TRUE(at::allclose(mine.gradients[static_cast<std::size_t>(id)], mine.own(mean_gradient(mine, pass, id))));
+    }
+  });
 }
 
 TEST(UnlikeRanksTest, AnOrderIsOfParametersOfTheGraph) {

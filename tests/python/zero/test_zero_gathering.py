@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from zero_runs import Engine, engine_of, error_of, inputs_of, net, train
 
+from octavo.zero.first_uses import FirstUses
+
 
 class Transfers:
     """Stands for the C++ engine, and notes the parameters of each transfer that is started."""
@@ -135,3 +137,9 @@ def gather_again_without_room(rank: int) -> tuple[str, str, bool]:
 def test_parameters_are_refused_after_a_gather_that_found_no_memory(two_ranks):
     for refused, read, same in two_ranks.run(gather_again_without_room):
         assert "expected memory for" in refused and "is not whole on rank" in read and same
+
+
+def test_gradients_behind_a_module_are_those_of_parameters_that_later_modules_used_first():
+    """Module 1 comes again, and shares parameter 0 with module 2; module 3 is none of the forward pass."""
+    uses = FirstUses([0, 1, 2, 1], own=[[0], [1, 2], [0, 3], [4]])
+    assert [uses.take_after(module) for module in (1, 3, 2, 1, 0, 0)] == [[3], [], [], [], [1, 2], []]

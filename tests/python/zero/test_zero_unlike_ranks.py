@@ -26,15 +26,18 @@ import octavo
 
 
 class Scaled(nn.Module):
-    """Scales its input by the parameters that are chosen; one of them never is."""
+    """Scales its input by the parameters that are chosen; one of them never is. The sum of a parameter's rows is the
+    scale."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = 1) -> None:
         super().__init__()
-        self.scale0, self.scale1, self.scale2, self.never = (nn.Parameter(torch.ones(64)) for _ in range(4))
+        self.scale0, self.scale1, self.scale2, self.never = (
+            nn.Parameter(torch.full((rows, 64), 1 / rows)) for _ in range(4)
+        )
 
     def forward(self, x: Tensor, chosen: list[int]) -> Tensor:
         for number in chosen:
-            x = x * getattr(self, f"scale{number}")
+            x = x * getattr(self, f"scale{number}").sum(0)
         return x
 
 
@@ -217,21 +220,21 @@ def test_no_wait_is_longer_than_the_timeout_of_the_engine(two_ranks, what):
 
 
 class Gated(nn.Module):
-    """A model with a small parameter amid layers each of which fills a bucket."""
+    """A model with scales of ``rows`` rows amid layers each of which fills most of a bucket."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.before = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
-        self.scaled = Scaled()
+        self.scaled = Scaled(rows)
         self.after = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
 
     def forward(self, x: Tensor, chosen: list[int]) -> Tensor:
         return self.after(self.scaled(self.before(x), chosen))
 
 
-def lack_a_gradient_late(rank: int, first_step: int, config: dict[str, Any]) -> list[Tensor]:
-    model = Gated()
+def lack_a_gradient_late(rank: int, rows: int, first_step: int, config: dict[str, Any]) -> list[Tensor]:
+    model = Gated(rows)
     engine = octavo.initialize(model, adamw(model), {"timeout_s": 20, "bucket_mib": 0.02, **config})
     for step in range(4):
         chosen = [0, 1] if rank == 0 or step < first_step else [1]
@@ -243,12 +246,13 @@ def lack_a_gradient_late(rank: int, first_step: int, config: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("rows", [1, 64, 200])  # small, nearly a bucket, several buckets
 @pytest.mark.parametrize("first_step", [0, 2])
-def test_a_gradient_that_a_rank_lacks_holds_up_no_gather(two_ranks, first_step, shared):
+def test_a_gradient_that_a_rank_lacks_holds_up_no_gather(two_ranks, first_step, rows, shared):
     """A rank that waits for the bucket with it takes part in no gather, which the rank that lacks it needs."""
     small = {"zero_stage": 3, "reuse_mib": 0, "gather_mib": 0.001, "symmetric_memory": shared}
-    expected = two_ranks.run(lack_a_gradient_late, first_step, {"zero_stage": 2})
-    for parameters in two_ranks.run(lack_a_gradient_late, first_step, small):
+    expected = two_ranks.run(lack_a_gradient_late, rows, first_step, {"zero_stage": 2})
+    for parameters in two_ranks.run(lack_a_gradient_late, rows, first_step, small):
         assert all(map(torch.equal, parameters, expected[0]))
 
 
