@@ -33,6 +33,7 @@ add_library(octavo SHARED
   device/sycl/twins.cpp
   codec/sign_bits.cpp
   codec/codec.cpp
+  codec/codec_text.cpp
   codec/registry.cpp
   codec/bits_coding.cpp
   codec/block_coding.cpp
@@ -103,6 +104,7 @@ add_library(octavo SHARED
   comm/compressor_bucket.cpp
   comm/compressor_checks.cpp
   comm/compressor_contributions.cpp
+  comm/compressor_momenta.cpp
   comm/compressor_plan.cpp
   comm/compressor_state.cpp
   comm/compressor_step.cpp

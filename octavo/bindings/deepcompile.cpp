@@ -138,30 +138,14 @@ void def_gradients(EngineClass& engine) {
 void def_values(EngineClass& engine) {
   using dc::Engine;
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
-  engine
-      .def(
-          "gather_into",
-          [](Engine& engine, const std::vector<long>& ids, const std::vector<at::Tensor>& wholes) {
-            if (wholes.size() != ids.size()) {
-              fail(ErrorCode::invalid_argument, "deepcompile.gather_into", "expected memory for each of ", ids.size(),
-                   " parameters, got ", wholes.size(), " tensors");
-            }
-            for (std::size_t i = 0; i < ids.size(); ++i)
-              engine.param_registry->registerGatheredParam(ids[i], wholes[i]);
-            engine.prefetch_params_fused(0, ids);
-          },
-          py::arg("ds_ids"), py::arg("wholes"), no_gil)
+  engine.def("gather_into", &Engine::gather_into, py::arg("graph_id"), py::arg("ds_ids"), py::arg("wholes"), no_gil)
       .def(
           "wait_allgather",
-          [](Engine& engine, long id) { engine.wait_allgather(engine.allgather_param(0, id), 0, id); },
-          py::arg("ds_id"), no_gil)
-      .def(
-          "give_back",
-          [](Engine& engine, long id) {
-            auto& registry = *engine.param_registry;
-            if (registry.hasGatheredParam(id)) registry.unregisterGatheredParam(id);  // or a graph has released it
+          [](Engine& engine, long graph_id, long id) {
+            engine.wait_allgather(engine.allgather_param(graph_id, id), graph_id, id);
           },
-          py::arg("ds_id"))
+          py::arg("graph_id"), py::arg("ds_id"), no_gil)
+      .def("give_back", &Engine::give_back, py::arg("ds_id"))
       .def("set_persistent", &Engine::set_persistent, py::arg("ds_id"), py::arg("is_persistent") = true, no_gil)
       .def("gather_updated", &Engine::gather_updated, no_gil)
       .def("invalidate_gathered_param", &Engine::invalidate_gathered_param, py::arg("ds_id"), no_gil)

@@ -17,6 +17,8 @@ namespace {
 constexpr std::uint64_t kSmallestBlock = 8, kLargestBlock = 1U << 24;
 constexpr std::string_view kStochastic = "stochastic";
 
+constexpr const char* kOnlyTheseDither = "only int2 to int8 round stochastically";
+
 /// What a rule says about its codec.
 struct Facts {
   const char* name;
@@ -79,8 +81,7 @@ BlockCoding::BlockCoding(BlockCodec codec, std::uint64_t block, bool stochastic)
     fail(ErrorCode::invalid_argument, "codec.block_coding", "expected a block of a multiple of 8 values, got ", block_);
   }
   if (stochastic && !facts(codec).dithers) {
-    fail(ErrorCode::invalid_argument, "codec.block_coding", "only int2 to int8 round stochastically, and ",
-         plan_name(codec), " does not");
+    fail(ErrorCode::invalid_argument, "codec.block_coding", kOnlyTheseDither, ", and ", plan_name(codec), " does not");
   }
 }
 
@@ -148,7 +149,7 @@ CodecPtr make_block_coding(BlockCodec codec, const CodecText& text) {
   for (const std::string_view& option : text.options) {
     if (option == kStochastic) {
       if (stochastic) text.refuse("it says stochastic twice");
-      if (!facts(codec).dithers) text.refuse("only int2 to int8 round stochastically");
+      if (!facts(codec).dithers) text.refuse(kOnlyTheseDither);
       stochastic = true;
       continue;
     }

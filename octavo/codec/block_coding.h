@@ -8,7 +8,7 @@
 #include <string>
 
 #include "octavo/codec/codec.h"
-#include "octavo/codec/registry.h"
+#include "octavo/codec/codec_text.h"
 #include "octavo/export.h"
 #include "octavo/kernels/table.h"
 

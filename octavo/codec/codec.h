@@ -60,6 +60,7 @@ struct CodecTraits {
   bool leaves_unsent = false;      // most values are not sent, and decode to 0
   bool needs_estimate = false;     // encode() needs EncodeInput::estimate, and so a feedback that keeps one
   bool rounds_at_random = false;   // codes depend on EncodeInput::rounding_key
+  bool weighs_residual = false;    // encode() treats EncodeInput::residual otherwise than the values
   bool draws_places = false;       // draws what it sends from PayloadPart::key: sums of two such codecs do not match
 
   /// Whether each value arrives unchanged.

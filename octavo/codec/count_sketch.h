@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "octavo/codec/codec_text.h"
 #include "octavo/codec/linear_map.h"
-#include "octavo/codec/registry.h"
 #include "octavo/rules/count_sketch.h"
 #include "octavo/rules/top_k.h"
 

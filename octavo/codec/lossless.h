@@ -5,7 +5,7 @@
 
 #include "octavo/codec/block_coding.h"
 #include "octavo/codec/codec.h"
-#include "octavo/codec/registry.h"
+#include "octavo/codec/codec_text.h"
 
 namespace octavo {
 

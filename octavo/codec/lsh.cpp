@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "octavo/codec/registry.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 #include "octavo/kernels/round_up.h"

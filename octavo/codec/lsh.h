@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "octavo/codec/codec.h"
-#include "octavo/codec/registry.h"
+#include "octavo/codec/codec_text.h"
 #include "octavo/rules/lsh.h"
 
 namespace octavo {

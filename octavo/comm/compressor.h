@@ -335,6 +335,8 @@ class OCTAVO_API Compressor {
   void require_fits_ranks(const Plan& plan) const;
   void forget_unused();
   void require_fits_hosts(const Plan& plan, const std::vector<std::string>& parameters) const;
+
+  // compressor_momenta.cpp
   static void require_magnitudes(const Plan& plan, const char* where);
   static void require_fits_momenta(const Plan& plan, const char* where);
   void require_whole_gradients(const char* where) const;

@@ -169,31 +169,6 @@ void Compressor::reduce(at::Tensor bucket, std::vector<Slot> slots, std::optiona
   finish(std::move(job));
 }
 
-bool Compressor::exchange_updates() {
-  std::vector<Slot> slots;
-  std::uint64_t count = 0;
-  at::Tensor bucket;
-  {
-    const std::lock_guard lock(mutex_);
-    end_step_locked();
-    for (const std::size_t index : momenta_.without_next_step()) {
-      slots.push_back({index, count});
-      count += parameters_[index].info.count;
-    }
-    if (slots.empty()) return true;
-    const at::Tensor& like = momenta_.preconditioner(slots.front().parameter);
-    bucket = where_kernels_run(at::zeros({static_cast<std::int64_t>(count)}, like.options()));
-    begin_step_of(Exchange::planned);
-  }
-  try {
-    reduce(bucket, std::move(slots));
-  } catch (...) {
-    abandon_step();
-    throw;
-  }
-  return end_step();
-}
-
 /// Makes the outcome of a bucket that is not sent. Powers are 0, because ranks would have to agree on them.
 void Compressor::keep_gradients(Job& job) const {
   const at::Tensor& bucket = job.bucket;

@@ -169,9 +169,9 @@ void ParameterPlan::add(const CodecText& text, std::string_view part) {
   } else if (part.starts_with(kDown)) {
     set_down(text, part.substr(kDown.size()));
   } else {
-    text.refuse(
-        "after the codec there may be +down:CODEC, +ef, +ef21, +econtrol, +loco, +dgc or +fetchsgd, +hits, and "
-        "+warmup:STEPS");
+    std::string kinds;
+    for (const std::string& kind : feedback_names()) kinds.append(kinds.empty() ? "+" : ", +").append(kind);
+    text.refuse("after the codec there may be +down:CODEC, +hits, +warmup:STEPS and one of " + kinds);
   }
 }
 

@@ -166,8 +166,8 @@ struct OCTAVO_API Plan : ParameterPlan {
   /// Returns the plan under which ranks also encode what they own themselves, where `+ef` keeps what codes leave out.
   /// It is for ranks that continue without what they owe (Outer): the code on the way down drops a part of an owner's
   /// exact values, and an owner that did not count it as owed would make the same progress again in every round. Rounds
-  /// of signs end with a 3 % lower loss under it (docs/quality.md), and long rounds of topk, which drops most values,
-  /// diverge without it.
+  /// of signs end with a 3 % lower loss under it (docs/quality/experiments.md), and long rounds of topk, which drops
+  /// most values, diverge without it.
   Plan coding_own() const;
   /// Returns the plan with `+hits` for all parameters that take it. Throws Error invalid_argument where none does.
   Plan averaged_over_hits() const;

@@ -178,6 +178,13 @@ class OCTAVO_API Engine {
   /// `dtypes` has the dtype of the whole values of each parameter; empty: the parameters' own dtypes.
   void prefetch_params_fused(long graph_id, const std::vector<long>& ds_ids,
                              const std::vector<at::ScalarType>& dtypes = {});
+  /// Does what prefetch_params_fused() does, to memory of the caller's: `wholes` has that of each parameter, with all
+  /// of its elements in its dtype. It must stay until give_back(). Throws Error invalid_argument for another number of
+  /// tensors.
+  void gather_into(long graph_id, const std::vector<long>& ds_ids, const std::vector<at::Tensor>& wholes);
+  /// Forgets the memory of a parameter's whole values; does nothing where a graph has released it. Throws Error
+  /// invalid_argument where the values are still on their way.
+  void give_back(long ds_id);
   /// `v` is what allgather_param() has returned.
   at::Tensor wait_allgather(at::Tensor v, long graph_id, long ds_id);
   void release_param(long graph_id, long ds_id, long n_users);

@@ -27,6 +27,19 @@ void Engine::prefetch_params_fused(long graph_id, const std::vector<long>& ds_id
   z3_executor(graph_id).prefetchParamsFused(ds_ids, dtypes);
 }
 
+void Engine::gather_into(long graph_id, const std::vector<long>& ds_ids, const std::vector<at::Tensor>& wholes) {
+  if (wholes.size() != ds_ids.size()) {
+    fail(ErrorCode::invalid_argument, kOfEngine, "expected memory for each of ", ds_ids.size(), " parameters, got ",
+         wholes.size(), " tensors");
+  }
+  for (std::size_t i = 0; i < ds_ids.size(); ++i) param_registry->registerGatheredParam(ds_ids[i], wholes[i]);
+  prefetch_params_fused(graph_id, ds_ids);
+}
+
+void Engine::give_back(long ds_id) {
+  if (param_registry->hasGatheredParam(ds_id)) param_registry->unregisterGatheredParam(ds_id);
+}
+
 std::vector<at::Tensor> Engine::allgather_params_fused(long graph_id, const std::vector<long>& ds_ids,
                                                        const std::vector<at::ScalarType>& dtypes) {
   return z3_executor(graph_id).allgatherParamsFused(ds_ids, dtypes);

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "octavo/codec/registry.h"
+#include "octavo/codec/codec_text.h"
 #include "octavo/comm/small_collectives.h"
 #include "octavo/comm/stopwatch.h"
 #include "octavo/kernels/error.h"

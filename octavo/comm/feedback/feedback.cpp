@@ -12,6 +12,36 @@
 
 namespace octavo {
 
+namespace {
+
+struct Kind {
+  std::string_view name;
+  FeedbackPtr (*make)(const CodecText& text);
+  std::vector<Role> (*roles)();  // of every form of this kind
+};
+
+template <class One>
+std::vector<Role> roles_of() {
+  return One().roles();
+}
+
+std::vector<Role> roles_of_ef() {
+  std::vector<Role> roles = Ef14().roles();
+  const std::vector<Role> in_8_bits = Ef14(1, Ef14::Kept::in_8_bits).roles();
+  roles.insert(roles.end(), in_8_bits.begin(), in_8_bits.end());
+  return roles;
+}
+
+/// Each kind of feedback is a line here.
+constexpr Kind kKinds[] = {{"ef", make_ef14, roles_of_ef},
+                           {"ef21", make_ef21, roles_of<Ef21>},
+                           {"dgc", make_dgc, roles_of<Dgc>},
+                           {"econtrol", make_econtrol, roles_of<EControl>},
+                           {"fetchsgd", make_fetchsgd, roles_of<FetchSgd>},
+                           {"loco", make_loco, roles_of<Loco>}};
+
+}  // namespace
+
 void FeedbackMemory::begin(c10::Device, const Contribution&, float) {}
 
 void FeedbackMemory::encode(const SentPart& part, const EncodeInput& input) {
@@ -40,23 +70,24 @@ void Feedback::require_ways_fit(const CodecText& plan, const Codec& up, const Co
   }
 }
 
-/// Each kind of feedback has a line here and in feedback_roles().
 FeedbackPtr make_feedback(const CodecText& plan, std::string_view piece) {
   const CodecText wanted = CodecText::parse(plan.plan, piece);
-  if (wanted.name == "ef") return make_ef14(wanted);
-  if (wanted.name == "ef21") return make_ef21(wanted);
-  if (wanted.name == "dgc") return make_dgc(wanted);
-  if (wanted.name == "econtrol") return make_econtrol(wanted);
-  if (wanted.name == "fetchsgd") return make_fetchsgd(wanted);
-  if (wanted.name == "loco") return make_loco(wanted);
+  for (const Kind& kind : kKinds) {
+    if (kind.name == wanted.name) return kind.make(wanted);
+  }
   return nullptr;
+}
+
+std::vector<std::string> feedback_names() {
+  std::vector<std::string> names;
+  for (const Kind& kind : kKinds) names.emplace_back(kind.name);
+  return names;
 }
 
 std::vector<Role> feedback_roles() {
   std::vector<Role> all;
-  for (const auto& roles : {Ef14().roles(), Ef14(1, Ef14::Kept::in_8_bits).roles(), Ef21().roles(), Dgc().roles(),
-                            EControl().roles(), FetchSgd().roles(), Loco().roles()}) {
-    for (const Role& role : roles) {
+  for (const Kind& kind : kKinds) {
+    for (const Role& role : kind.roles()) {
       const auto is_it = [&](const Role& other) { return is_same(other, role); };
       if (std::none_of(all.begin(), all.end(), is_it)) all.push_back(role);
     }

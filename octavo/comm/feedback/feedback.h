@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "octavo/codec/codec.h"
+#include "octavo/codec/codec_text.h"
 #include "octavo/codec/linear_map.h"
-#include "octavo/codec/registry.h"
 #include "octavo/comm/state/state_store.h"
 #include "octavo/export.h"
 
@@ -124,7 +124,8 @@ using FeedbackPtr = std::shared_ptr<const Feedback>;
 /// Makes the kind that a piece of a plan, without its '+', names; null where it names none.
 OCTAVO_API FeedbackPtr make_feedback(const CodecText& plan, std::string_view piece);
 
-/// Returns the roles of all kinds.
+/// Return the names and the roles of all kinds.
+OCTAVO_API std::vector<std::string> feedback_names();
 OCTAVO_API std::vector<Role> feedback_roles();
 
 }  // namespace octavo

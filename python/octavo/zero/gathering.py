@@ -99,7 +99,7 @@ class Gathering:
         self._start(needed)
         for id in needed:
             if id in self._moving:
-                self._engine.wait_allgather(id)
+                self._engine.wait_allgather(GRAPH, id)
                 self._moving.discard(id)
 
     def gather_all(self) -> None:
@@ -215,7 +215,7 @@ class Gathering:
                 _C.allow_access(self._wholes[id])
                 if id not in self._unresizable:
                     self._storages[id].resize_(self._bytes[id])
-            self._engine.gather_into(needed, [self._wholes[id] for id in needed])
+            self._engine.gather_into(GRAPH, needed, [self._wholes[id] for id in needed])
         except BaseException:  # where there is no memory, the same gather may be started again
             for id in needed:
                 with suppress(ValueError):  # of one whose transfer was lost on its way, and may still write to it

@@ -56,15 +56,15 @@ def connect(
     of_model = sum(p.numel() for p in parameters.values())
     return _C.Engine(
         rendezvous.connect(),
-        max(1, min(int(config.bucket_mib * 2**20) // 4, of_model)),  # elements of a bucket
-        plan,
-        None if config.gather is None else as_plan(config.gather),
-        config.timeout_s,
-        config.symmetric_memory,
+        bucket_elements=max(1, min(int(config.bucket_mib * 2**20) // 4, of_model)),
+        plan=plan,
+        gather=None if config.gather is None else as_plan(config.gather),
+        timeout_s=config.timeout_s,
+        symmetric_memory=config.symmetric_memory,
         # a connection for gradients only: one rank may send a gradient after gathers that another rank makes before it
-        rendezvous.connect() if config.zero_stage == 3 else None,
-        config.paging(),
-        config.seed,
+        gradient_backend=rendezvous.connect() if config.zero_stage == 3 else None,
+        paging=config.paging(),
+        seed=config.seed,
     )
 
 
@@ -113,10 +113,14 @@ def share_out(
         gradient = torch.zeros_like(values)
         values = values.clone() if config.has_parts_apart else values
         if config.zero_stage == 3:
-            engine.register_z3_param(id, list(whole.shape), values, gradient, False, name, exempt[name])
+            engine.register_z3_param(
+                id, list(whole.shape), values, gradient, persistent=False, name=name, exempt=exempt[name]
+            )
         else:
             own_part = values if config.has_parts_apart else None
-            engine.register_param(id, list(whole.shape), whole, gradient, first, name, exempt[name], own_part)
+            engine.register_param(
+                id, list(whole.shape), whole, gradient, first, name=name, exempt=exempt[name], own_part=own_part
+            )
         parts[parameter] = OwnPart.of(name, values, gradient, whole.numel(), mesh)
     return parts
 

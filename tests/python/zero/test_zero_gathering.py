@@ -26,14 +26,14 @@ class Transfers:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def gather_into(self, ids: list[int], wholes: list[Tensor]) -> None:
-        self._engine.gather_into(ids, wholes)
+    def gather_into(self, graph: int, ids: list[int], wholes: list[Tensor]) -> None:
+        self._engine.gather_into(graph, ids, wholes)
         self.started.append(ids)
         self._under_way.append(ids)
         self.most_under_way = max(self.most_under_way, len(self._under_way))
 
-    def wait_allgather(self, id: int) -> None:
-        self._engine.wait_allgather(id)
+    def wait_allgather(self, graph: int, id: int) -> None:
+        self._engine.wait_allgather(graph, id)
         self._under_way = [ids for ids in self._under_way if id not in ids]
 
 
@@ -115,11 +115,11 @@ def test_a_context_that_outlives_its_module_leaves_nothing_whole(two_ranks):
 class WithoutRoom(Transfers):
     """An engine that finds no memory for the last parameter of its first transfer."""
 
-    def gather_into(self, ids: list[int], wholes: list[Tensor]) -> None:
+    def gather_into(self, graph: int, ids: list[int], wholes: list[Tensor]) -> None:
         if not self.started:
             self.started.append(ids)
             wholes = [*wholes[:-1], torch.empty(0)]
-        super().gather_into(ids, wholes)
+        super().gather_into(graph, ids, wholes)
 
 
 def gather_again_without_room(rank: int) -> tuple[str, str, bool]:
