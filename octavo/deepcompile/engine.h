@@ -182,6 +182,8 @@ class OCTAVO_API Engine {
   /// of its elements in its dtype. It must stay until give_back(). Throws Error invalid_argument for another number of
   /// tensors.
   void gather_into(long graph_id, const std::vector<long>& ds_ids, const std::vector<at::Tensor>& wholes);
+  /// Whether a parameter's whole values have arrived and are valid.
+  bool is_gathered(long ds_id) const { return param_registry->isValid(ds_id); }
   /// Forgets the memory of a parameter's whole values; does nothing where a graph has released it. Throws Error
   /// invalid_argument where the values are still on their way.
   void give_back(long ds_id);

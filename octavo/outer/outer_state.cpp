@@ -115,6 +115,7 @@ void Outer::require_fits(const Tensors& tensors, const std::vector<Position>& po
   const auto require_values = [&](const std::string& role, const Round& round) {
     for (const FragmentPart& part : round.fragment->parts()) {
       const OuterParameter& parameter = parameters_[part.parameter];
+      parameter.require_as_at_first();
       const auto found = tensors.find(role + parameter.name);
       if (found != tensors.end() && found->second.sizes() == parameter.tensor.sizes()) continue;
       fail(ErrorCode::invalid_argument, "outer.load", "expected ", role, parameter.name, " with the shape ",

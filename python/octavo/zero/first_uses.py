@@ -3,31 +3,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable
 
 
 class FirstUses:
     """The parameters of a forward pass in the order of their first uses.
 
     Backward passes undo the uses in the opposite order. When one comes to a module, the gradients of all parameters
-    that were used for the first time by later modules are complete, or do not come.
-
-    ``visits`` are the modules of the pass, as numbers, in the order in which they began; a module may come again.
-    ``own`` has the parameters of each module.
+    that were first used after the module had ended are complete, or do not come. Of a module that was called several
+    times, the backward pass comes to the last call first.
     """
 
-    def __init__(self, visits: Iterable[int], own: Sequence[Sequence[int]]):
-        uses: dict[int, None] = {}  # in order
-        self._used: dict[int, int] = {}  # by module: how many parameters were used before it and by it
-        for module in visits:
-            uses.update(dict.fromkeys(own[module]))
-            self._used.setdefault(module, len(uses))
-        self._uses = list(uses)
+    def __init__(self) -> None:
+        self._uses: dict[int, None] = {}  # in order
+        self._used: dict[Hashable, int] = {}  # by module: how many parameters had been used when it ended
 
-    def take_after(self, module: int) -> list[int]:
-        """Returns the parameters whose first use came after the first visit of ``module``, without those that an
-        earlier call has returned."""
+    def begin(self, parameters: Iterable[int]) -> None:
+        """Notes that a module with these parameters begins."""
+        self._uses.update(dict.fromkeys(parameters))
+
+    def end(self, module: Hashable) -> None:
+        self._used[module] = len(self._uses)
+
+    def take_after(self, module: Hashable) -> list[int]:
+        """Returns the parameters whose first use came after the module had ended, the last one first, without those
+        that an earlier call has returned."""
         used = self._used.get(module, len(self._uses))
-        after = self._uses[used:]
-        del self._uses[used:]
-        return after
+        return [self._uses.popitem()[0] for _ in range(len(self._uses) - used)]

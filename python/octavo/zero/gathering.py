@@ -57,10 +57,11 @@ class Gathering:
         self._moving: set[int] = set()
         self._visits: list[int] = []  # the modules of this pass, in the order in which they needed their parameters
         self._last_visits: list[int] = []
-        self._first_uses: FirstUses | None = None  # of the first pass with a backward pass, while that lasts
+        self._uses = FirstUses()  # since the last backward pass
         # lists by module; modules are numbers, too
         self._own: list[list[int]] = []  # the parameters of each
         self._at_work: list[int] = []  # how many forward passes each makes now
+        self._awaited: list[int] = []  # how many of their backward passes are to come
         # for each open context (a call of `gather_all` without its `leave_all`): `_at_work` when it began
         self._contexts: list[list[int]] = []
         self._names = list(parameters)
@@ -85,13 +86,15 @@ class Gathering:
                 handles.append(module.register_forward_pre_hook(before, prepend=True))
                 handles.append(module.register_forward_hook(after, always_call=True))
         self._at_work = [0] * len(self._own)
+        self._awaited = [0] * len(self._own)
         # last, so that it runs before the model's own visit is noted
         handles.append(model.register_forward_pre_hook(_own_hook(self._before_pass), prepend=True))
         remove_after(self, handles)
 
     def _before_pass(self, *_: Any) -> None:
-        if not self._contexts:
-            self._visits.clear()  # the pass before had no backward pass
+        if not self._contexts:  # the pass before had no backward pass
+            self._visits.clear()
+            self._awaited = [0] * len(self._own)
 
     def gather(self, ids: Iterable[int]) -> None:
         """Gathers these parameters, and returns when they are whole."""
@@ -105,7 +108,11 @@ class Gathering:
     def gather_all(self) -> None:
         """Gathers all parameters, which stay whole until as many calls of `leave_all`."""
         self._contexts.append(list(self._at_work))
-        self._gather_those_of_contexts()
+        try:
+            self._gather_those_of_contexts()
+        except BaseException:  # what has arrived stays: other ranks, which are in their context, do not gather it again
+            self._contexts.pop()
+            raise
 
     def leave_all(self) -> None:
         """Releases what no other context and no module at work needs, such as one whose forward has the context."""
@@ -146,10 +153,12 @@ class Gathering:
             self._let_go(id)
 
     def release_after_gradient(self, id: int) -> None:
-        """Releases a parameter that has its gradient. A backward pass inside of that of its module, as reentrant
-        checkpointing makes one for each segment, may be followed by others that need the parameter: it then stays whole
-        until the end."""
-        if self._backward_of[id] in (None, torch._C._current_graph_task_id()):
+        """Releases a parameter that has its gradient, unless it may be needed again: it then stays whole until the end.
+        A backward pass inside of that of its module, as reentrant checkpointing makes one for each segment, may be
+        followed by others. And a rank that has left the parameter out of an earlier call of a module has its gradient
+        before ranks that have not; what is whole must not depend on that."""
+        is_last = not any(self._awaited[number] > 0 for number in self._users[id])
+        if is_last and self._backward_of[id] in (None, torch._C._current_graph_task_id()):
             self.release(id)
 
     def _let_go(self, id: int) -> None:
@@ -203,7 +212,8 @@ class Gathering:
         self.release_all()
         self._backward_of = [None] * len(self._names)
         self._last_visits, self._visits = self._visits, []
-        self._first_uses = None
+        self._awaited = [0] * len(self._own)
+        self._uses = FirstUses()
 
     def _start(self, ids: Iterable[int]) -> None:
         """Starts one transfer of those parameters that are neither whole nor being gathered."""
@@ -216,8 +226,11 @@ class Gathering:
                 if id not in self._unresizable:
                     self._storages[id].resize_(self._bytes[id])
             self._engine.gather_into(GRAPH, needed, [self._wholes[id] for id in needed])
-        except BaseException:  # where there is no memory, the same gather may be started again
+        except BaseException:  # where there is no memory, what has not arrived may be gathered again
             for id in needed:
+                if self._engine.is_gathered(id):
+                    self._there.add(id)
+                    continue
                 with suppress(ValueError):  # of one whose transfer was lost on its way, and may still write to it
                     self._engine.give_back(id)
                     self._empty(id)
@@ -284,27 +297,29 @@ class Gathering:
     def _visit_in_backward(self, number: int) -> None:
         for id in self._own[number]:
             self._backward_of[id] = torch._C._current_graph_task_id()
+        self._awaited[number] -= 1
         self._skip_gradients_after(number)
         self._visit(number)
 
     def _skip_gradients_after(self, number: int) -> None:
-        """Tells the engine, in the first pass, which gradients will not come because the backward pass has gone on. A
-        rank that has them may wait for this one's part of their sum, and take part in no gather until then. From the
-        second pass on ranks have agreed on which gradients they expect of one another."""
-        if self._last_visits or self._contexts or self._engine.ignores_gradients():
+        """Tells the engine which gradients will not come because the backward pass has gone on. A rank that has them
+        may wait for this one's part of their sum, and take part in no gather until then."""
+        if self._contexts or self._engine.ignores_gradients():
             return
-        if self._first_uses is None:
-            self._first_uses = FirstUses(self._visits, self._own)
-        if after := self._first_uses.take_after(number):
+        if after := self._uses.take_after(number):
             self._engine.skip_gradients(GRAPH, after)
 
     def _before_forward(self, number: int, *_: Any) -> None:
         self._at_work[number] += 1
+        if torch.is_grad_enabled() and not _is_in_backward():
+            self._uses.begin(self._own[number])
         self._visit(number)
 
     def _after_forward(self, number: int, _module: nn.Module, _arguments: Any, output: Any) -> None:
         has_backward = torch.is_grad_enabled()
-        is_recomputed = torch._C._current_graph_task_id() != -1  # by a backward pass, which needs the parameters next
+        is_recomputed = _is_in_backward()  # by a backward pass, which needs the parameters next
+        if has_backward and not is_recomputed:
+            self._uses.end(number)
         outputs = [tensor for tensor in _tensors_in(output) if tensor.layout in (torch.strided, torch.jagged)]
         memories = [_memory_of(output) for output in outputs]
         is_transformed = None in memories  # by torch.func, which differentiates at once and takes no hooks
@@ -323,10 +338,28 @@ class Gathering:
         # A change of a view in place leaves the view's own node out of backward, and that of its base in.
         bases = [output._base for output in outputs if output._base is not None]
         outputs += [base for base in bases if base.requires_grad and not base.is_leaf]
+        if outputs:
+            self._awaited[number] += 1
         if len(outputs) == 1:
             outputs[0].register_hook(lambda _: self._visit_in_backward(number))
+            # A backward pass comes to a module that returned its input before the one that has made it, as it does
+            # where the module does not return it.
+            _let_last_be_first(outputs[0]._backward_hooks)
         elif outputs:
             register_multi_grad_hook(outputs, lambda _: self._visit_in_backward(number), mode="any")
+
+
+def _let_last_be_first(hooks: dict[int, Any]) -> None:
+    """Lets the hook that was added last be called before the others. torch calls them in the order of insertion."""
+    if len(hooks) > 1:
+        last = hooks.popitem()
+        others = list(hooks.items())
+        hooks.clear()
+        hooks.update([last, *others])
+
+
+def _is_in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 def _own_hook(method: Callable[..., None], *given: Any) -> OwnHook:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -139,7 +140,58 @@ def test_parameters_are_refused_after_a_gather_that_found_no_memory(two_ranks):
         assert "expected memory for" in refused and "is not whole on rank" in read and same
 
 
-def test_gradients_behind_a_module_are_those_of_parameters_that_later_modules_used_first():
-    """Module 1 comes again, and shares parameter 0 with module 2; module 3 is none of the forward pass."""
-    uses = FirstUses([0, 1, 2, 1], own=[[0], [1, 2], [0, 3], [4]])
-    assert [uses.take_after(module) for module in (1, 3, 2, 1, 0, 0)] == [[3], [], [], [], [1, 2], []]
+class WithRoomForAPart(Transfers):
+    """An engine that finds memory for the first two parameters of its first gather only."""
+
+    def gather_into(self, graph: int, ids: list[int], wholes: list[Tensor]) -> None:
+        if self.started:
+            return super().gather_into(graph, ids, wholes)
+        super().gather_into(graph, ids[:2], wholes[:2])
+        for id in ids[:2]:
+            self.wait_allgather(graph, id)
+        raise MemoryError("no room")
+
+
+def gather_again_what_had_no_room(rank: int) -> tuple[list[list[int]], bool, str]:
+    """Returns the transfers, whether a context then has all values, and what is read after it."""
+    model = net()
+    expected = [parameter.detach().clone() for parameter in model.parameters()]
+    engine = engine_of(model, 3)
+    transfers = WithRoomForAPart(engine)
+    for _ in range(2):
+        with suppress(MemoryError), engine.gathered():
+            same = all(map(torch.equal, model.parameters(), expected))
+    return transfers.started, same, error_of(lambda: model[0].weight.sum())
+
+
+def test_a_context_that_found_no_memory_may_begin_again(two_ranks):
+    """What had arrived is not gathered again, because ranks that found all memory do not gather it either."""
+    for started, same, said in two_ranks.run(gather_again_what_had_no_room):
+        assert started == [[0, 1], [2, 3]] and same and "is not whole on rank" in said
+
+
+def first_uses_of(*calls: str) -> FirstUses:
+    """Each call is the name of a module that begins, with the numbers of its parameters, or ends, as ")name"."""
+    uses = FirstUses()
+    for call in calls:
+        name, _, own = call.partition(":")
+        if name.startswith(")"):
+            uses.end(name[1:])
+        else:
+            uses.begin(map(int, own.split()))
+    return uses
+
+
+def test_gradients_after_a_module_are_those_that_later_modules_used_first():
+    uses = first_uses_of("a:0", ")a", "b:1 2", ")b", "c:0 3", ")c")
+    assert [uses.take_after(module) for module in ("c", "unknown", "b", "a", "a")] == [[], [], [3], [2, 1], []]
+
+
+def test_gradients_of_children_do_not_come_after_their_module():
+    uses = first_uses_of("outer:0", "inner:1", ")inner", ")outer", "last:2", ")last")
+    assert [uses.take_after(module) for module in ("last", "outer", "inner")] == [[], [2], []]
+
+
+def test_what_comes_after_a_module_that_is_called_twice_comes_after_its_last_call():
+    uses = first_uses_of("shared:0", ")shared", "encoder:1", ")encoder", "shared:0", ")shared", "decoder:2", ")decoder")
+    assert [uses.take_after(module) for module in ("shared", "encoder", "shared")] == [[2], [], []]

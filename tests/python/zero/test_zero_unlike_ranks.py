@@ -256,6 +256,93 @@ def test_a_gradient_that_a_rank_lacks_holds_up_no_gather(two_ranks, first_step, 
         assert all(map(torch.equal, parameters, expected[0]))
 
 
+class Gate(nn.Module):
+    """Multiplies by a matrix of its own, where it is on; otherwise returns its input, or a tensor that is as large."""
+
+    def __init__(self, passes_through: bool = False) -> None:
+        super().__init__()
+        self.passes_through = passes_through
+        self.factor = nn.Parameter(torch.eye(64))
+
+    def forward(self, x: Tensor, is_on: bool) -> Tensor:
+        if is_on:
+            return x @ self.factor
+        return x if self.passes_through else x * 1.0
+
+
+class Gates(nn.Module):
+    """Gates between two layers, with more gradients than two buckets have room for."""
+
+    def __init__(self, passes_through: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(64, 64)
+        self.gates = nn.ModuleList(Gate(passes_through) for _ in range(8))
+        self.last = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor, is_on: bool) -> Tensor:
+        x = self.first(x)
+        for gate in self.gates:
+            x = gate(x, is_on)
+        return self.last(x)
+
+
+def close_all_gates(rank: int, passes_through: bool, config: dict[str, Any]) -> list[Tensor]:
+    """In the second half of the steps rank 1 lacks the gradients of all gates."""
+    model = Gates(passes_through)
+    engine = octavo.initialize(model, adamw(model), {"timeout_s": 20, "bucket_mib": 0.01, **config})
+    for step in range(4):
+        inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+        engine.backward(engine(inputs, rank == 0 or step < 2).square().mean())
+        engine.step()
+    with engine.gathered():
+        return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("passes_through", [False, True])
+def test_many_gradients_that_a_rank_lacks_hold_up_no_gather(two_ranks, passes_through):
+    """No gradient comes behind them. A gate that returns its input has the output of the module before it."""
+    small = {"zero_stage": 3, "reuse_mib": 0, "gather_mib": 0.001}
+    expected = two_ranks.run(close_all_gates, passes_through, {"zero_stage": 2})
+    for parameters in two_ranks.run(close_all_gates, passes_through, small):
+        assert all(map(torch.equal, parameters, expected[0]))
+
+
+class SharedFactor(nn.Module):
+    """Two layers with the same matrix between layers of their own; each uses it where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.gates = nn.ModuleList(Gate() for _ in range(2))
+        self.gates[1].factor = self.gates[0].factor
+
+    def forward(self, x: Tensor, are_on: list[bool]) -> Tensor:
+        for layer, gate, is_on in zip(self.layers, self.gates, are_on, strict=False):
+            x = gate(layer(x), is_on)
+        return self.layers[2](x)
+
+
+def share_a_factor(rank: int, config: dict[str, Any]) -> list[Tensor]:
+    """Rank 0 uses the factor in the later layer only, and so has its gradient before it comes to the earlier one."""
+    model = SharedFactor()
+    engine = octavo.initialize(model, adamw(model), {"timeout_s": 20, **config})
+    for step in range(3):
+        inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+        engine.backward(engine(inputs, [rank == 1, True]).square().mean())
+        engine.step()
+    with engine.gathered():
+        return [p.detach().clone() for p in model.parameters()]
+
+
+def test_a_shared_parameter_is_gathered_alike_whoever_has_its_gradient(two_ranks):
+    small = {"zero_stage": 3, "reuse_mib": 0, "gather_mib": 0.001}
+    expected = two_ranks.run(share_a_factor, {"zero_stage": 2})
+    for parameters in two_ranks.run(share_a_factor, small):
+        assert all(map(torch.equal, parameters, expected[0]))
+
+
 def attend_to_fewer(rank: int, stage: int, is_compiled: bool) -> list[float]:
     """The last batch of rank 1 has one row, for which Inductor computes gradients in another order."""
     torch._dynamo.reset()
