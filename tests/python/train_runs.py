@@ -9,9 +9,9 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -41,6 +41,15 @@ def write_inputs(folder: Path) -> tuple[Path, Path]:
     data.write_text("".join(json.dumps(record) + "\n" for record in records))
     model.write_text(json.dumps(NANO))
     return data, model
+
+
+def write_uneven_rows(data: Path) -> None:
+    """Writes a data set of records that fill a row each: some have a long question, some have a long answer."""
+    many = " ab" * 40
+    records = [
+        dict(instruction=f"Say {i}.{many if i % 2 else ''}", output=f"{i}{'' if i % 2 else many}") for i in range(80)
+    ]
+    data.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def nano_config(folder: Path, **changes: Any) -> TrainConfig:
@@ -73,6 +82,15 @@ def files_of_at_most(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def raising(error: BaseException) -> Callable[..., NoReturn]:
+    """Returns a function that takes any arguments and raises the error."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return fail
 
 
 def run_as_rank(rank: int, config: TrainConfig) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from octavo.bench.quality.cli import quality
 from octavo.bench.timing import check_words, is_wanted
 from octavo.bench.torch_hooks import DEFAULT as DEFAULT_HOOKS
 from octavo.bench.torch_hooks import DOUBTFUL
+from octavo.train.model_sizes import MODELS
+from octavo.train.options import either
 
 app = typer.Typer(
     help="Measures this machine and Octavo on it, side by side.", no_args_is_help=True, add_completion=False
@@ -128,7 +130,7 @@ def zero(
     ] = None,
     nproc: Nproc = 2,
     model: Annotated[
-        str, typer.Option(help="llama-34m, tiny, small, 220m or the CONFIG.json of a LLaMA.")
+        str, typer.Option(help=f"llama-34m, {', '.join(MODELS)} or the CONFIG.json of a LLaMA.")
     ] = "llama-34m",
     measure: Annotated[
         str,
@@ -250,7 +252,7 @@ def optim(
 @app.command()
 def memory(
     words: Words = None,
-    model: Annotated[str, typer.Option(help="tiny, small or 220m.")] = "220m",
+    model: Annotated[str, typer.Option(help=f"{either(MODELS)}.")] = "220m",
     device: Annotated[str | None, typer.Option(help="sycl or cpu.", show_default="sycl where it is there")] = None,
     limit: Annotated[
         float | None,

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import octavo
 from octavo.bench.jobs import DEADLINE_S
-from octavo.train.config_checks import MODELS
+from octavo.train.model_sizes import MODELS
 
 TORCH = "torch AdamW"
 BASELINE = "AdamW"

@@ -19,7 +19,8 @@ from octavo.bench.machine import processor
 from octavo.bench.ranks import greatest
 from octavo.bench.timing import Seconds, ratio, take_turns, typical
 from octavo.bench.zero_contenders import DDP, build
-from octavo.train.model import SIZES, build_model, model_config
+from octavo.train.model import build_model, model_config
+from octavo.train.model_sizes import SIZES
 from octavo.train.report import memory
 
 DEFAULT_CONTENDERS = (

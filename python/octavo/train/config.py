@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo._C import Plan
-from octavo.train.config_checks import OUTER_OPTIONS, check
-from octavo.train.optimizer_names import BETA1, BETA2, LR, ONEBIT, SIGN_STEPPED, STEPPED_ALONE, UNCLIPPED
-from octavo.train.options import Options
+from octavo.train.config_checks import check
+from octavo.train.optimizer_kinds import KINDS, Kind
+from octavo.train.options import OUTER_OPTIONS, Options
 from octavo.train.plan_text import split_rounds
 
 LR_WARMUP_SHARE = 0.05
@@ -44,25 +44,38 @@ class TrainConfig(Options):
         return "signum" if self.resolved_plan == "sign-vote" else "adamw"
 
     @property
+    def kind(self) -> Kind:
+        """What is known of the optimizer."""
+        return KINDS[self.optimizer_name]
+
+    @property
     def is_paged(self) -> bool:
         """Whether states are in managed memory: the optimizer's and, except with `outer`, those that the exchange
         keeps."""
-        return self.optimizer_name.startswith("paged-")
+        return self.kind.is_paged
 
     @property
     def resolved_plan(self) -> str:
         """`plan`, or the default of the optimizer where it is not given."""
         if self.plan is not None:
             return self.plan
-        # Sign plans are for rounds, and for 1-bit optimizers, which do not work with ZeRO.
-        if self.zero or (self.optimizer in STEPPED_ALONE and not self.outer):
+        if self.zero:  # sign plans are for rounds, and for 1-bit optimizers, which do not work with ZeRO
             return "int4+ef"
-        return "sign-vote" if self.optimizer in SIGN_STEPPED else "sign+ef"
+        named = KINDS.get(self.optimizer)  # None for auto, which follows from the plan
+        if named is None or (self.outer and named.can_step_alone):
+            return "sign+ef"
+        return named.plan
 
     @property
     def parsed_plan(self) -> Plan:
         """`resolved_plan`, parsed."""
         return Plan(self.resolved_plan)
+
+    @property
+    def exchange_plan(self) -> Plan:
+        """`parsed_plan` with `beta1` as its momentum, where it keeps one and `beta1` is given."""
+        plan = self.parsed_plan
+        return plan if plan.momentum is None or self.beta1 is None else plan.with_momentum(self.beta1)
 
     @property
     def sends_signs(self) -> bool:
@@ -72,7 +85,7 @@ class TrainConfig(Options):
     @property
     def resolved_lr(self) -> float:
         """`lr`, or the default of the optimizer where it is not given."""
-        return LR[self.optimizer_name] if self.lr is None else self.lr
+        return self.kind.lr if self.lr is None else self.lr
 
     @property
     def resolved_beta1(self) -> float:
@@ -80,13 +93,13 @@ class TrainConfig(Options):
         if self.beta1 is not None:
             return self.beta1
         momentum_of_plan = self.parsed_plan.momentum
-        return BETA1[self.optimizer_name] if momentum_of_plan is None else momentum_of_plan
+        return self.kind.beta1 if momentum_of_plan is None else momentum_of_plan
 
     @property
     def resolved_beta2(self) -> float | None:
         """`beta2`, or the default of the optimizer where it is not given; None where the optimizer has only one
         beta."""
-        return BETA2.get(self.optimizer_name) if self.beta2 is None else self.beta2
+        return self.kind.beta2 if self.beta2 is None else self.beta2
 
     @property
     def lr_warmup_steps(self) -> int:
@@ -96,7 +109,7 @@ class TrainConfig(Options):
     @property
     def onebit_warmup_steps(self) -> int:
         """Steps before a 1-bit optimizer freezes its variance; 0 for other optimizers."""
-        return self._variance_steps if self.optimizer_name in ONEBIT else 0
+        return self._variance_steps if self.kind.freezes_variance else 0
 
     @property
     def zero_one_schedule(self) -> dict[str, int]:
@@ -113,7 +126,7 @@ class TrainConfig(Options):
     @property
     def divergence_advice(self) -> str:
         """What to try after this run has diverged, or after all runs of `--compare` have."""
-        could_clip = self.clip_norm is None and not any(run.optimizer_name in UNCLIPPED for run in self.runs)
+        could_clip = self.clip_norm is None and all(run.kind.clips for run in self.runs)
         return f"try a smaller --lr{' or --clip-norm 1' if could_clip else ''}, with --fresh or another --out"
 
     def tokens_per_step(self, ranks: int) -> int:

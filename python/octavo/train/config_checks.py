@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING
 from octavo._C import Outer, Plan, require_gather
 from octavo.durable_files import printable
 from octavo.train.errors import refuse
-from octavo.train.optimizer_names import ADAMS, BETA2, ELEMENTWISE, ONEBIT, OPTIMIZERS, SIGN_STEPPED, STEPPED_ALONE
+from octavo.train.model_sizes import MODELS
+from octavo.train.optimizer_kinds import OPTIMIZERS
+from octavo.train.options import DEVICES, OUTER_OPTIONS, PRECISIONS, either
 from octavo.train.plan_text import are_possible, split_rounds
 
 if TYPE_CHECKING:
     from octavo.train.config import TrainConfig
 
-OUTER_OPTIONS = ("outer_delay", "outer_fragments", "outer_lr", "outer_momentum", "outer_spread")
-"""The options of --outer besides the steps of a round."""
-MODELS = ("tiny", "small", "220m")
-DEVICES = ("auto", "cpu", "cuda", "xpu", "sycl")
-PRECISIONS = ("auto", "fp32", "bf16")
 LEAST_TIMEOUT_S = 1
 """The smallest --timeout-s: in less, ranks cannot meet, because some need longer than others to start."""
 MOST_TIMEOUT_S = 365 * 24 * 3600
@@ -35,7 +32,8 @@ def check(config: TrainConfig) -> None:
     _check_outer(config)
     _check_zero(config)
     _check_gather(config)
-    _check_optimizer(config)
+    for run in config.runs:
+        _check_optimizer(run)
 
 
 def _check_ranges(config: TrainConfig) -> None:
@@ -92,7 +90,7 @@ def _check_names(config: TrainConfig) -> None:
 
 def _check_name(option: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
-        refuse(f"--{option} must be {', '.join(known[:-1])} or {known[-1]}, not '{name}'")
+        refuse(f"--{option} must be {either(known)}, not '{name}'")
 
 
 def _check_compare(config: TrainConfig) -> None:
@@ -104,7 +102,7 @@ def _check_compare(config: TrainConfig) -> None:
 
 def _check_outer(config: TrainConfig) -> None:
     for run in config.runs:
-        if run.outer and run.optimizer_name not in STEPPED_ALONE:
+        if run.outer and not run.kind.can_step_alone:
             refuse(
                 f"--optimizer {run.optimizer_name} decides what is sent in every step, and with --outer ranks step by "
                 f"themselves: use adamw or muon, or one such as paged-adamw8bit"
@@ -134,7 +132,7 @@ def _check_zero(config: TrainConfig) -> None:
                 f"--zero {config.zero} and rounds of local steps exclude each other, because a rank that steps by "
                 f"itself needs the whole model: leave --zero out, or the rounds, with a plan such as int4+ef"
             )
-        if run.optimizer_name not in ELEMENTWISE:
+        if not run.kind.is_elementwise:
             refuse(
                 f"--optimizer {run.optimizer_name} steps whole parameters, or decides what is sent, and with --zero a "
                 f"rank has parts of them: use adamw, or one such as paged-adamw8bit or lion8bit"
@@ -160,40 +158,53 @@ def _check_gather(config: TrainConfig) -> None:
         )
 
 
-def _check_optimizer(config: TrainConfig) -> None:
-    for run in config.runs:
-        name, plan, text = run.optimizer_name, run.parsed_plan, run.resolved_plan
-        if run.adamw_lr is not None and name != "muon":
-            refuse(f"--adamw-lr is for the AdamW beside muon: give --optimizer {name} its rate by --lr")
-        if plan.momentum is not None and name not in ("adamw", *ADAMS):
-            refuse(
-                f"the plan {text} keeps the momentum, and --optimizer {name} has one of its own; adamw goes without one"
-            )
-        if name in ONEBIT and not run.sends_signs:
-            refuse(
-                f"--optimizer {name} needs a sign plan such as sign or sign+ef, not '{text}'; "
-                f"signum works with sign-vote, adamw with every other plan"
-            )
-        if name == "zero-one-adam" and config.clip_norm is not None:
-            refuse(
-                "--clip-norm has no meaning for zero-one-adam, which sends updates of several steps, not gradients: "
-                "leave it out, or take onebit-adamw"
-            )
-        if name == "zero-one-adam" and (plan.votes or plan.is_auto):
-            refuse(f"--optimizer zero-one-adam needs a plan that keeps magnitudes, such as sign+ef, not '{text}'")
-        if name not in SIGN_STEPPED:
-            if plan.votes:
-                refuse(
-                    f"--plan {text} sends the majority's signs without magnitudes, for signum and lion: use sign+ef or "
-                    f"int4+ef with --optimizer {name}"
-                )
-            continue
-        if plan.leaves_unsent:
-            refuse(
-                f"--optimizer {name} steps by the sign of every value, and {text} leaves most values unsent: use "
-                f"sign-vote, or adamw, which works with every other plan"
-            )
-        if config.clip_norm is not None:
-            refuse(f"--clip-norm has no meaning for {name}, whose steps have the size of --lr: leave it out")
-        if config.beta2 is not None and name not in BETA2:
-            refuse(f"--beta2 has no meaning for {name}, which has one momentum, --beta1: leave it out")
+def _check_optimizer(run: TrainConfig) -> None:
+    name, plan = run.optimizer_name, run.resolved_plan
+    if run.adamw_lr is not None and not run.kind.has_adamw_beside:
+        refuse(f"--adamw-lr is for the AdamW beside muon: give --optimizer {name} its rate by --lr")
+    if run.parsed_plan.momentum is not None and not run.kind.can_lack_momentum:
+        refuse(f"the plan {plan} keeps the momentum, and --optimizer {name} has one of its own; adamw goes without one")
+    if run.kind.steps_by_signs:
+        _check_steps_by_signs(run)
+    else:
+        _check_steps_by_values(run)
+
+
+def _check_steps_by_signs(run: TrainConfig) -> None:
+    name = run.optimizer_name
+    if run.parsed_plan.leaves_unsent:
+        refuse(
+            f"--optimizer {name} steps by the sign of every value, and {run.resolved_plan} leaves most values unsent: "
+            f"use sign-vote, or adamw, which works with every other plan"
+        )
+    if run.clip_norm is not None:
+        refuse(f"--clip-norm has no meaning for {name}, whose steps have the size of --lr: leave it out")
+    if run.beta2 is not None and run.kind.beta2 is None:
+        refuse(f"--beta2 has no meaning for {name}, which has one momentum, --beta1: leave it out")
+
+
+def _check_steps_by_values(run: TrainConfig) -> None:
+    name, plan = run.optimizer_name, run.resolved_plan
+    if run.kind.freezes_variance and not run.sends_signs:
+        refuse(
+            f"--optimizer {name} needs a sign plan such as sign or sign+ef, not '{plan}'; signum works with sign-vote, "
+            f"adamw with every other plan"
+        )
+    if run.kind.sends_updates:
+        _check_updates(run)
+    if run.parsed_plan.votes:
+        refuse(
+            f"--plan {plan} sends the majority's signs without magnitudes, for signum and lion: use sign+ef or int4+ef "
+            f"with --optimizer {name}"
+        )
+
+
+def _check_updates(run: TrainConfig) -> None:
+    name, plan = run.optimizer_name, run.parsed_plan
+    if run.clip_norm is not None:
+        refuse(
+            f"--clip-norm has no meaning for {name}, which sends updates of several steps, not gradients: leave it "
+            f"out, or take onebit-adamw"
+        )
+    if plan.votes or plan.is_auto:
+        refuse(f"--optimizer {name} needs a plan that keeps magnitudes, such as sign+ef, not '{run.resolved_plan}'")

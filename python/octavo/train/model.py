@@ -14,16 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-SIZES: dict[str, dict[str, int]] = {
-    "tiny": dict(hidden_size=128, intermediate_size=352, num_hidden_layers=4, num_attention_heads=4),
-    "small": dict(hidden_size=384, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=6),
-    "220m": dict(hidden_size=1024, intermediate_size=2752, num_hidden_layers=12, num_attention_heads=16),
-}
+from octavo.train.model_sizes import LEAST_POSITIONS, LEAST_VOCABULARY, SIZES
+
 COUNTS = (*SIZES["tiny"], "num_key_value_heads", "head_dim")
 """The fields of a CONFIG.json that must be at least 1; transformers takes any whole number."""
 ROPE_TYPES = ("default", *ROPE_INIT_FUNCTIONS)
-LEAST_VOCABULARY = {"220m": 32000}  # with a smaller one a model of that name would have fewer parameters
-LEAST_POSITIONS = {"tiny": 512, "small": 512, "220m": 256}
 
 _ATTENTION = "sdpa"
 # What a model's outputs and saved files need; with other values the first step or the first checkpoint fails.

@@ -4,12 +4,23 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from octavo.train.optimizer_names import FUSED
+from octavo.train.model_sizes import MODELS
+from octavo.train.optimizer_kinds import FUSED, OPTIMIZERS
 
+OUTER_OPTIONS = ("outer_delay", "outer_fragments", "outer_lr", "outer_momentum", "outer_spread")
+"""The options of --outer besides the steps of a round."""
+DEVICES = ("auto", "cpu", "cuda", "xpu", "sycl")
+PRECISIONS = ("auto", "fp32", "bf16")
 Identity = Literal["always", "never", "with zero", "if given", "may grow"]
+
+
+def either(names: Sequence[str]) -> str:
+    """Returns "a, b or c", of two names or more."""
+    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def option(
@@ -63,7 +74,7 @@ class Options:
     )
     optimizer: str = option(
         "auto",
-        "adamw, onebit-adamw, onebit-lamb, zero-one-adam, muon, signum or lion; with states of fewer bits, or "
+        f"{either([name for name in OPTIMIZERS if name not in FUSED])}; with states of fewer bits, or "
         f"paged, as is then what the exchange remembers, but not with --outer: {', '.join(FUSED)}. auto is "
         "onebit-adamw for sign and sign+ef, signum for sign-vote, otherwise, and with --zero or --outer, adamw.",
     )
@@ -101,14 +112,14 @@ class Options:
         identity="if given",
         absent=False,
     )
-    model: str = option("tiny", "tiny, small, 220m or the CONFIG.json of a LLaMA.")
+    model: str = option("tiny", f"{', '.join(MODELS)} or the CONFIG.json of a LLaMA.")
     device: str = option(
         "auto",
-        "cpu, cuda, xpu, sycl or auto: octavo.get_accelerator(), or cpu where that has no kernels.",
+        f"{', '.join(DEVICES[1:])} or auto: octavo.get_accelerator(), or cpu where that has no kernels.",
         identity="never",
         of_a_host=True,
     )
-    precision: str = option("auto", "fp32 or bf16; auto is bf16 where it is known to be faster.")
+    precision: str = option("auto", f"{either(PRECISIONS[1:])}; auto is bf16 where it is known to be faster.")
     steps: int = option(800, "Optimizer steps.", identity="may grow")
     batch_size: int = option(8, "Rows per rank and micro-batch.")
     seq_len: int = option(128, "Tokens per row.")

@@ -17,8 +17,9 @@ from octavo.train.data.batches import answer_tokens
 from octavo.train.data.training_data import Data
 from octavo.train.errors import DIVERGED, JobError
 from octavo.train.launch.world import World
-from octavo.train.optimizer import learning_rate, optimizer_options, set_learning_rate
+from octavo.train.optimizer import optimizer_options
 from octavo.train.report.metrics import Totals, finite
+from octavo.train.schedule import learning_rate, set_learning_rate
 from octavo.train.strategy.base import Sent, Strategy
 
 EVAL_ROWS = 128

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from killed_runs import Stop
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from train_runs import NANO, files_of_at_most, solo_world, write_inputs
+from train_runs import NANO, files_of_at_most, write_inputs
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from octavo import durable_files
@@ -37,16 +38,6 @@ from octavo.train.launch.world import World
 
 pytestmark = pytest.mark.timeout(60)
 RUN = "fingerprint of the run"
-
-
-class Stop(BaseException):
-    """Simulates SIGKILL: no code catches it."""
-
-
-@pytest.fixture(scope="module")
-def world():
-    with solo_world() as one:
-        yield one
 
 
 class Shelf:

@@ -8,8 +8,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from octavo.train.config import TrainConfig
-from octavo.train.optimizer import build_optimizer, set_learning_rate
-from octavo.train.optimizer_names import BETA2, FUSED, OPTIMIZERS
+from octavo.train.optimizer import build_optimizer
+from octavo.train.optimizer_kinds import FUSED, KINDS, OPTIMIZERS
+from octavo.train.schedule import set_learning_rate
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -49,7 +50,7 @@ def test_weight_decay_spares_what_has_fewer_than_two_dimensions(optimizer: str) 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_beta_and_the_rate_change_the_third_step(optimizer: str) -> None:
     ends = []
-    for options in ({}, dict(beta1=0.2), *([dict(beta2=0.5)] if optimizer in BETA2 else [])):
+    for options in ({}, dict(beta1=0.2), *([dict(beta2=0.5)] if KINDS[optimizer].beta2 else [])):
         model = build_model()
         built = build(optimizer, model, **options)
         for step, scale in enumerate((1.0, -0.3, 0.1), start=1):

@@ -8,13 +8,12 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import torch
-from train_runs import NANO, nano_config, read_curve, solo_world
+from train_runs import NANO, nano_config, raising, read_curve
 
 from octavo.train import job, opening
 from octavo.train.checkpoint import run_folder
@@ -30,12 +29,6 @@ from octavo.train.launch.world import World
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture(scope="module")
-def world():
-    with solo_world() as one:
-        yield one
-
-
 def test_fresh_starts_over_and_touches_nothing_of_others(world, tmp_path):
     config = nano_config(tmp_path, steps=2)
     run_job(config, world, None)
@@ -45,13 +38,6 @@ def test_fresh_starts_over_and_touches_nothing_of_others(world, tmp_path):
     assert summary["steps"] == 4
     assert len(read_curve(Path(config.out))) == 4
     assert mine.read_text() == "mine"
-
-
-def raising(error: Exception) -> Callable[..., NoReturn]:
-    def fail(*_: object, **__: object) -> NoReturn:
-        raise error
-
-    return fail
 
 
 def test_an_attempt_that_broke_off_before_it_removed_the_run_is_not_taken_for_one_that_did(world, tmp_path):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import json
@@ -13,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from killed_runs import Stop, stop_after_step
+from killed_runs import Stop, run_until, stop_after_step
 from rich.console import Console
-from train_runs import nano_config, read_curve, solo_world
+from train_runs import nano_config, read_curve
 
 from octavo.train import trainer
 from octavo.train.checkpoint import run_folder
@@ -26,12 +25,6 @@ from octavo.train.job import run_job
 from octavo.train.launch.world import World
 from octavo.train.strategy import build
 from octavo.train.strategy.ddp import DdpStrategy
-
-
-@pytest.fixture(scope="module")
-def world():
-    with solo_world() as one:
-        yield one
 
 
 def test_a_comparison_runs_each_plan_and_draws_one_picture(world, tmp_path):
@@ -93,13 +86,11 @@ def refusal_of_a_comparison(rank: int, config: TrainConfig) -> str:
 
 @pytest.mark.parametrize(("last", "tokens"), [(4, 256), (2, 384)])
 def test_a_comparison_on_another_number_of_ranks_is_refused_before_its_first_step(
-    world, two_ranks, tmp_path, monkeypatch, last, tokens
+    world, two_ranks, tmp_path, last, tokens
 ):
     """Whether the earlier run was finished or stopped."""
     config = nano_config(tmp_path, steps=4, compare=("int8", "dense", "int4+ef"))
-    with monkeypatch.context() as patch, contextlib.suppress(Stop):
-        stop_after_step(patch, last)
-        run_job(config.for_plan("dense"), world, None)
+    run_until(0, config.for_plan("dense"), 1, last)
     said = two_ranks.run(refusal_of_a_comparison, config, timeout_s=60)
     assert said[0] == said[1] and f"in {config.out}/dense (tokens {tokens} there and 512 here): remove the f" in said[0]
     assert not list(Path(config.out).glob("int*/metrics.jsonl"))

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from killed_runs import Stop, killed_and_resumed, stop_after_step
+from killed_runs import killed_and_resumed, run_killed
 from rich.console import Console
-from test_train_job import UNEVEN
-from train_runs import nano_config, read_curve, run_as_rank, solo_world
+from train_runs import nano_config, read_curve, run_as_rank, write_uneven_rows
 from typer.testing import CliRunner
 
 from octavo.cli import app
@@ -25,18 +24,13 @@ from octavo.train.compare import run_comparison
 from octavo.train.config import TrainConfig
 from octavo.train.errors import JobError
 from octavo.train.job import run_job
+from octavo.train.launch.world import World
 from octavo.train.report.metrics import read_metrics
 from octavo.train.strategy.outer import OuterStrategy
 
 pytestmark = pytest.mark.timeout(120)
 
 DELAYED = dict(outer=4, outer_delay=2, outer_fragments=2)
-
-
-@pytest.fixture(scope="module")
-def world():
-    with solo_world() as one:
-        yield one
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "paged-adamw8bit", "lion8bit"])
@@ -60,17 +54,15 @@ def test_ranks_send_once_a_round_and_end_with_the_same_model(two_ranks, tmp_path
 def test_the_loss_of_a_step_is_that_of_rank_0s_own_tokens(two_ranks, tmp_path):
     """Ranks have different numbers of tokens: the mean over the ranks would be wrong for rank 0."""
     config = nano_config(tmp_path, plan="int4+ef", outer=2, batch_size=1, seq_len=64, lr=1e-9)
-    Path(config.data).write_text("".join(json.dumps(record) + "\n" for record in UNEVEN))
+    write_uneven_rows(Path(config.data))
     two_ranks.run(run_as_rank, config, timeout_s=90)
     losses = [record["loss"] for record in read_curve(Path(config.out))]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=0.05)  # the model stays untrained
 
 
-def test_another_number_of_ranks_goes_on_from_the_anchor(world, two_ranks, tmp_path, monkeypatch):
+def test_another_number_of_ranks_goes_on_from_the_anchor(world, two_ranks, tmp_path):
     config = nano_config(tmp_path, plan="int4+ef", **DELAYED)
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        stop_after_step(patch, 5)
-        run_job(config, world, None)
+    run_killed(config, world, 5)
     summaries = two_ranks.run(run_as_rank, config, timeout_s=90)
     assert summaries[0]["replicas_sha256"] == summaries[1]["replicas_sha256"]
     assert summaries[0]["steps"] == 8
@@ -114,11 +106,10 @@ def skipped_steps(rank: int, config: TrainConfig, last: int | None = None, *, is
     with pytest.MonkeyPatch.context() as patch:
         poison(patch, [(1, 4), (2, 3, 6)][rank])
         if last is not None:
-            with pytest.MonkeyPatch.context() as stopped, pytest.raises(Stop):
+            with pytest.MonkeyPatch.context() as stopped:
                 if is_older:
                     stopped.setattr(training_state, "rank_state", as_an_older_version_saved)
-                stop_after_step(stopped, last)
-                run_as_rank(rank, config)
+                run_killed(config, World(rank, config.nproc), last)
         return run_as_rank(rank, config)["skipped_steps"]
 
 
@@ -136,9 +127,7 @@ def failures_of_a_resumed_run(rank: int, config: TrainConfig, last: int) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "MOST_SKIPPED", 6)
         poison(patch, [(), range(1, 9)][rank])
-        with pytest.MonkeyPatch.context() as stopped, pytest.raises(Stop):
-            stop_after_step(stopped, last)
-            run_as_rank(rank, config)
+        run_killed(config, World(rank, config.nproc), last)
         with pytest.raises(JobError) as caught:
             run_as_rank(rank, config)
     return str(caught.value)

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from killed_runs import expect_exact_resume
+from killed_runs import expect_exact_resume, run_until
 from safetensors.torch import load_file
-from train_runs import NANO, nano_config, read_curve, solo_world
+from train_runs import NANO, nano_config, read_curve
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from octavo.train.checkpoint import run_folder
@@ -28,34 +28,8 @@ from octavo.train.data.dataset import load_corpus
 from octavo.train.errors import JobError
 from octavo.train.job import run_job
 from octavo.train.launch.world import World
-from octavo.train.trainer import Trainer
 
 pytestmark = pytest.mark.timeout(180)
-
-
-class Stop(BaseException):
-    """Simulates SIGKILL: no code catches it."""
-
-
-@pytest.fixture(scope="module")
-def world():
-    with solo_world() as one:
-        yield one
-
-
-def run_until(rank: int, config: TrainConfig, size: int, last: int) -> dict[str, Any]:
-    """Runs a job as one of `size` ranks until it has made step `last`."""
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Stop):
-        step = Trainer.step
-
-        def stop_after_last(trainer: Trainer) -> dict[str, Any]:
-            if trainer.totals.step == last:
-                raise Stop
-            return step(trainer)
-
-        patch.setattr(Trainer, "step", stop_after_last)
-        return run_job(config, World(rank, size), None)
-    return {}
 
 
 def whole_run(ranks: Any, config: TrainConfig, size: int = 2) -> dict[str, Any]:
@@ -161,8 +135,8 @@ def test_a_killed_run_resumes_exactly(two_ranks, tmp_path, stage, options):
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_one_rank_resumes_exactly(world, tmp_path, monkeypatch, stage):
-    expect_exact_resume(world, tmp_path, monkeypatch, 5, plan="int4+ef", zero=stage)
+def test_one_rank_resumes_exactly(world, tmp_path, stage):
+    expect_exact_resume(world, tmp_path, 5, plan="int4+ef", zero=stage)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])

@@ -24,7 +24,8 @@ from octavo.bench.quality.settings import CONTENDERS, SETTINGS, Setting
 from octavo.console import make_console
 from octavo.durable_files import write_json
 
-RESULTS, DETAILS, README = Path("docs/quality.json"), Path("docs/quality.md"), Path("README.md")
+RESULTS = Path("docs/quality.json")
+DETAILS, TRIALS, README = Path("docs/quality.md"), Path("docs/quality/trials.md"), Path("README.md")
 
 
 def quality(
@@ -45,7 +46,8 @@ def quality(
         bool,
         typer.Option(
             "--report",
-            help=f"Write the tables of {DETAILS} and {README} from {RESULTS}, which --work brings up to date.",
+            help=f"Write the tables of {DETAILS}, {TRIALS} and {README} from {RESULTS}, which --work brings up to "
+            "date.",
         ),
     ] = False,
     link: Unlinked = None,
@@ -128,7 +130,7 @@ def _seeds(text: str | None, settings: Sequence[Setting]) -> tuple[int, ...] | N
 
 def _report(work: Path | None) -> None:
     results = _earlier() if work is None else _with_earlier(_finished(work))
-    write_reports(results, DETAILS, README)  # first: outside of the repository it writes nothing
+    write_reports(results, DETAILS, TRIALS, README)  # first: outside of the repository it writes nothing
     if work is not None:
         write_json(RESULTS, results)
 

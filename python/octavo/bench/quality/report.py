@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/quality.md and of the README, made from the bench's JSON."""
+"""The tables of docs/quality.md, docs/quality/trials.md and the README, made from the bench's JSON."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ README_CONTENDERS = (BASELINE, "sign+ef")
 Json = dict[str, Any]
 
 
-def write_reports(results: Json, details: Path, readme: Path) -> None:
-    """Replaces what is between the markers of both files. Raises ValueError, with nothing written, where one has
+def write_reports(results: Json, details: Path, trials: Path, readme: Path) -> None:
+    """Replaces what is between the markers of all three files. Raises ValueError, with nothing written, where one has
     none."""
-    new = {details: _between_markers(details, _details(results)), readme: _between_markers(readme, _summary(results))}
+    tables = {details: _details(results), trials: _trials(results), readme: _summary(results)}
+    new = {path: _between_markers(path, text) for path, text in tables.items()}
     for path, text in new.items():
         write_text(path, text)
 
@@ -40,17 +41,27 @@ def _between_markers(path: Path, text: str) -> str:
 
 
 def _details(results: Json) -> str:
-    """Returns a section for each setting: what was trained on what, the reported runs, every trial."""
-    return "\n".join(part for setting in _with_runs(results) for part in _setting_lines(setting))
+    """Returns a section for each setting: what was trained on what, and the reported runs."""
+    return "\n".join(part for setting in _with_runs(results) for part in _reported_lines(setting))
 
 
-def _setting_lines(setting: Json) -> list[str]:
-    contenders = setting["contenders"]
-    lines = [f"### {setting['title'].capitalize()}", "", _conditions(setting), ""]
-    for ranks in sorted({run["ranks"] for entry in contenders.values() for run in entry["runs"]}):
+def _reported_lines(setting: Json) -> list[str]:
+    lines = [f"### {_heading(setting)}", "", _conditions(setting), ""]
+    for ranks in sorted({run["ranks"] for entry in setting["contenders"].values() for run in entry["runs"]}):
         lines += [*_runs_table(setting, ranks), ""]
-    lines += ["The trials, in their order: the loss on the held-out part of the tuning data.", ""]
-    return [*lines, *_trials_table(contenders), ""]
+    return lines
+
+
+def _trials(results: Json) -> str:
+    """Returns a section for each setting, with every trial."""
+    settings = _with_runs(results)
+    return "\n".join(
+        part for setting in settings for part in (f"## {_heading(setting)}", "", *_trials_table(setting), "")
+    )
+
+
+def _heading(setting: Json) -> str:
+    return setting["title"].capitalize()
 
 
 def _conditions(setting: Json) -> str:
@@ -85,10 +96,10 @@ def _runs_table(setting: Json, ranks: int) -> list[str]:
     return [*table, *_note_on_processors(rows)]
 
 
-def _trials_table(contenders: Json) -> list[str]:
+def _trials_table(setting: Json) -> list[str]:
     rows = [
         [f"`{entry['plan']}`, {entry['optimizer']}", str(turn), _point(_knobs(trial)), _loss(trial["eval_loss"])]
-        for entry in contenders.values()
+        for entry in setting["contenders"].values()
         for turn, trial in enumerate(entry["trials"], start=1)
     ]
     return _table(["contender", "trial", "with", "loss"], rows, left=1)

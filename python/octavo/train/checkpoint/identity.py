@@ -16,6 +16,7 @@ from octavo.durable_files import printable
 from octavo.outer import outer_rates
 from octavo.train.config import TrainConfig
 from octavo.train.data.dataset import Corpus
+from octavo.train.optimizer_kinds import KINDS
 
 _FIELDS = dataclasses.fields(TrainConfig)
 _NEVER, _ZERO_ONLY, _IF_GIVEN, _MAY_GROW = (
@@ -68,8 +69,9 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     pairs = {name: (there[name], here[name]) for name in names}
     for name in sorted(_IF_GIVEN):
         pairs[name] = there.get(name, _ABSENT[name]), here.get(name, _ABSENT[name])
+    may_grow = not KINDS[here["optimizer"]].sends_updates  # the intervals of such an optimizer are shares of a run
     for name in _MAY_GROW:
-        if here[name] > there[name] and here["optimizer"] != "zero-one-adam":  # whose intervals are shares of a run
+        if here[name] > there[name] and may_grow:
             del pairs[name]
     return [
         f"{name} {_shown(old)} there and {_shown(new)} here"

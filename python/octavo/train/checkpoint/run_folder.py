@@ -12,7 +12,7 @@ from octavo import durable_files
 from octavo.train import errors
 from octavo.train.checkpoint.identity import differences
 from octavo.train.checkpoint.writer import is_of_a_run
-from octavo.train.config_checks import PRECISIONS
+from octavo.train.options import PRECISIONS
 
 RUN = "run.json"
 METRICS = "metrics.jsonl"

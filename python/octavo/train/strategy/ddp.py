@@ -17,7 +17,7 @@ import octavo
 from octavo.train.config import TrainConfig
 from octavo.train.data.training_data import Data
 from octavo.train.launch.world import World
-from octavo.train.optimizer import build_optimizer, plan_of
+from octavo.train.optimizer import build_optimizer
 from octavo.train.report.memory import tensor_bytes
 from octavo.train.strategy.base import State, forward_of, loss_of
 from octavo.train.strategy.optimizer_forms import IS_SHARED_OUT, LOST, as_state_dict, names_by_group
@@ -44,7 +44,7 @@ class DdpStrategy(ReplicaStrategy):
         optimizer = world.agree(lambda: build_optimizer(config, model))
         joined = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
         options = dict(is_paged=config.is_paged, seed=config.seed, timeout_s=config.timeout_s)
-        handle = world.agree(lambda: octavo.compress(self._ddp, plan_of(config), optimizer=joined, **options))
+        handle = world.agree(lambda: octavo.compress(self._ddp, config.exchange_plan, optimizer=joined, **options))
         super().__init__(config, world, model, precision, device, optimizer, handle)
 
     def backward(self, batch: dict[str, Tensor], tokens: float, is_last: bool) -> float:

@@ -13,9 +13,9 @@ from transformers import LlamaForCausalLM
 
 import octavo
 from octavo.train.config import TrainConfig
-from octavo.train.config_checks import OUTER_OPTIONS
 from octavo.train.launch.world import World
 from octavo.train.optimizer import build_optimizer
+from octavo.train.options import OUTER_OPTIONS
 from octavo.train.report.memory import tensor_bytes
 from octavo.train.strategy.base import State, forward_of, loss_of
 from octavo.train.strategy.replica import ReplicaStrategy

@@ -18,7 +18,7 @@ from octavo.train.checkpoint.writer import MODEL
 from octavo.train.config import TrainConfig
 from octavo.train.devices import compiler_for
 from octavo.train.launch.world import World
-from octavo.train.optimizer import build_optimizer, plan_of
+from octavo.train.optimizer import build_optimizer
 from octavo.train.report.memory import tensor_bytes
 from octavo.train.strategy.base import Sent, State, Strategy, loss_of
 from octavo.train.strategy.optimizer_forms import IS_SHARED_OUT, LOST, as_parts, names_by_group
@@ -40,7 +40,7 @@ class ZeroStrategy(Strategy):
         device = next(model.parameters()).device
         options = {
             "zero_stage": config.zero,
-            "plan": plan_of(config),
+            "plan": config.exchange_plan,
             "gather": config.gather,
             "compile": compiler_for(device) if config.compile else False,
             "accumulation_steps": config.grad_accum,
