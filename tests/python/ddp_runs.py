@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import octavo
 
 
-class Odd(nn.Module):
+class OddShapes(nn.Module):
     """A model with 0-dim, empty, odd-sized, zero-gradient, tied and unused parameters."""
 
     def __init__(self, unused: bool = False):
@@ -65,7 +65,7 @@ def digest(model: nn.Module, grads: bool = False) -> str:
 
 def wrap(*, unused: bool = False, dtype: torch.dtype = torch.float32, **ddp_options) -> DistributedDataParallel:
     return DistributedDataParallel(
-        Odd(unused).to(dtype), bucket_cap_mb=0.02, find_unused_parameters=unused, **ddp_options
+        OddShapes(unused).to(dtype), bucket_cap_mb=0.02, find_unused_parameters=unused, **ddp_options
     )
 
 

@@ -28,7 +28,7 @@ class Block(nn.Module):
         return x + self.narrow(self.norm(torch.relu(self.wide(x)))) * self.scale
 
 
-class Odd(nn.Module):
+class TiedAndUnused(nn.Module):
     """A model with tied parameters in the root, one that is never used, and one whose gradient is zero."""
 
     def __init__(self) -> None:

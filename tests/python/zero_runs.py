@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of ZeRO share: models, their losses and steps. `Odd` has parameters of every kind, `net` is small."""
+"""What the tests of ZeRO share: models, their losses and steps. `TiedAndFrozen` is the usual one, `net` a small one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 from fsdp_runs import Block, batch_of
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import octavo
 
 
-class Odd(nn.Module):
+class TiedAndFrozen(nn.Module):
     """A model with tied parameters, a frozen one, and one that only odd batches use."""
 
     def __init__(self) -> None:
@@ -54,6 +55,9 @@ def paged(parameters: Any) -> torch.optim.Optimizer:
 
 
 Engine = octavo.zero.ZeroEngine
+
+#: Buckets and transfers so small that these models need several of each.
+SMALL = {"bucket_mib": 0.02, "gather_mib": 0.02}
 
 
 def net() -> nn.Sequential:
@@ -100,9 +104,25 @@ def error_of(attempt: Callable[[], object]) -> str:
     return ""
 
 
+def by_ddp(rank: int, accumulation: int, clip: float | None, steps: int) -> list[float]:
+    """Returns the losses of DistributedDataParallel."""
+    model = DistributedDataParallel(TiedAndFrozen(), find_unused_parameters=True)
+    optimizer, losses = adamw(model), []
+    for step in range(steps):
+        optimizer.zero_grad()
+        for batch in range(step * accumulation, (step + 1) * accumulation):
+            loss = loss_of(model, rank, batch)
+            (loss / accumulation).backward()
+            losses.append(loss.item())
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return losses
+
+
 def trained(rank: int, make: Any, config: dict[str, Any], steps: int) -> tuple[list[float], int, list[Tensor]]:
     """Returns the losses, the bytes that were sent, and the whole parameters in the end."""
-    model = Odd()
+    model = TiedAndFrozen()
     engine = octavo.initialize(model, make(model.parameters()), config)
     losses = []
     for batch in range(steps):
@@ -111,3 +131,19 @@ def trained(rank: int, make: Any, config: dict[str, Any], steps: int) -> tuple[l
     engine.step()  # this step has nothing left to do
     with engine.gathered():
         return losses, sent, [p.detach().clone() for p in model.parameters()]
+
+
+def resumed(rank: int, stages: tuple[int, int], make: Any, folder: str, save: bool, load: bool) -> list[float]:
+    """Returns the losses of 12 steps; of only the first 6, which are then saved; or of only the last 6, after a
+    load."""
+    plan = {"plan": "int4+ef"} if make is paged else {}
+    model = TiedAndFrozen()
+    engine = octavo.initialize(model, make(model.parameters()), {"zero_stage": stages[load]} | plan)
+    if load:
+        engine.load_checkpoint(folder)
+    losses = []
+    for batch in range(6 if load else 0, 6 if save else 12):
+        losses.append(step_once(engine, rank, batch))
+    if save:
+        engine.save_checkpoint(folder)
+    return losses

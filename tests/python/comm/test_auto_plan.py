@@ -5,7 +5,7 @@ nothing."""
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_runs import Odd, batch_of, digest, make, step_once
+from ddp_runs import OddShapes, batch_of, digest, make, step_once
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,7 +30,7 @@ def choose(rank: int) -> tuple[list, str, str]:
     choice = handle.stats()["auto"]
     assert choice["measurements"] >= 1 and choice["measured_steps"] >= 10 and choice["measured_s"] > 0
     buckets = choice["buckets"]
-    names = {name for name, parameter in Odd().named_parameters() if parameter.requires_grad}
+    names = {name for name, parameter in OddShapes().named_parameters() if parameter.requires_grad}
     assert len(buckets) > 1 and {name for bucket in buckets for name in bucket["parameters"]} == names
     for bucket in buckets:
         assert set(bucket["alone"]) == {"dense", "bf16", "int8+ef", "int4+ef", "sign+ef"}
@@ -90,7 +90,7 @@ def test_it_is_refused_where_it_cannot_choose(two_ranks):
 
 def warm_up_of_onebit(rank: int) -> str:
     torch.manual_seed(0)
-    model = DistributedDataParallel(Odd(), bucket_cap_mb=0.02)
+    model = DistributedDataParallel(OddShapes(), bucket_cap_mb=0.02)
     optimizer = octavo.optim.OneBitAdamW(model.parameters(), lr=1e-3, warmup_plan="auto", warmup_steps=20)
     handle = octavo.compress(model, "sign+ef", optimizer=optimizer)
     for step in range(24):

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_runs import Odd, backward, batch_of, digest, refuse_momenta, shard, step_once, tensors_of, whole
+from fsdp_runs import TiedAndUnused, backward, batch_of, digest, refuse_momenta, shard, step_once, tensors_of, whole
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
@@ -20,12 +21,12 @@ PLANS += ["int4+down:bf16+ef:8bit"]
 
 
 def make(plan: str, **options: object) -> tuple[FSDPModule, octavo.Handle, torch.optim.Optimizer]:
-    model = shard(Odd(), **options)
+    model = shard(TiedAndUnused(), **options)
     return model, octavo.compress(model, plan), torch.optim.SGD(model.parameters(), lr=0.05)
 
 
 def gradients_of(rank: int, plan: str | None, prepare: Callable | None = None, **options: object) -> dict[str, Tensor]:
-    model = shard(Odd(), **options)
+    model = shard(TiedAndUnused(), **options)
     if prepare is not None:
         prepare(model)
     if plan is not None:
@@ -93,6 +94,38 @@ def train(rank: int, plan: str, steps: int = 4) -> tuple[list[str], list[float]]
 def test_all_ranks_gather_the_same_model_after_every_step(two_ranks, plan):
     (first, _), (second, _) = two_ranks.run(train, plan)
     assert first == second and len(set(first)) == len(first)
+
+
+def train_compiled(rank: int, plan: str, compiles: str) -> tuple[list[str], int]:
+    """Returns the digests of the model after each step, and how many graphs were compiled."""
+    torch._dynamo.reset()
+    counters.clear()
+    model = TiedAndUnused()
+    if compiles == "blocks":
+        for block in model.blocks:
+            block.compile(backend="aot_eager")
+    model = shard(model)
+    if compiles == "before":
+        model = torch.compile(model, backend="aot_eager")
+    handle = octavo.compress(model, plan)
+    if compiles == "after":
+        model = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    digests = []
+    for step in range(4):
+        step_once(model, optimizer, rank, step)
+        digests.append(digest(model))
+    assert handle.stats()["steps"] == 4
+    return digests, counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("compiles", ["before", "after", "blocks"])
+def test_a_compiled_model_trains_to_the_same_bits(two_ranks, compiles):
+    """It is compiled before octavo.compress or after it, or its blocks are, before they are sharded."""
+    for plan in ("dense", "int4+ef"):
+        eager, compiled = two_ranks.run(train_compiled, plan, "not"), two_ranks.run(train_compiled, plan, compiles)
+        assert [digests for digests, _ in compiled] == [digests for digests, _ in eager]
+        assert all(graphs > 0 for _, graphs in compiled)
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +278,7 @@ def test_residuals_are_redistributed_over_another_number_of_shards(two_ranks, th
 def accumulate(rank: int, plan: str | None) -> tuple[int, dict]:
     """Makes two passes without a reduce-scatter and one with it, then one more without resetting the shards'
     gradients."""
-    model = shard(Odd())
+    model = shard(TiedAndUnused())
     handle = octavo.compress(model, plan) if plan else None
     for last in (False, False, True):
         model.set_requires_gradient_sync(last)
@@ -279,7 +312,7 @@ class Twice(nn.Module):
 def freeze_and_unfreeze(rank: int, plan: str | None, when: str) -> list[Tensor]:
     """Trains where a block is frozen before `octavo.compress` and trained later, or frozen between that and the first
     pass. Returns the norms of the gradients and the parameters in the end."""
-    model = shard(Odd())
+    model = shard(TiedAndUnused())
     model.blocks[0].requires_grad_(when == "after")
     handle = None if plan is None else octavo.compress(model, plan)
     model.blocks[0].requires_grad_(False)
@@ -383,7 +416,7 @@ def test_grouped_modules_and_other_dimensions(three_ranks):
 
 
 def scaled(rank: int, scale: float | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    model = shard(Odd())
+    model = shard(TiedAndUnused())
     scaler = torch.amp.GradScaler("cpu", init_scale=scale) if scale else None
     handle = octavo.compress(model, "sign+ef", scaler=scaler)
     for step in range(2):
@@ -418,14 +451,14 @@ def refuse(rank: int) -> None:
         handle.set_plan("lsh:int4")
     assert str(handle.plan) == "int4+ef"
     refuse_momenta(handle)
-    model = shard(Odd())
+    model = shard(TiedAndUnused())
     with pytest.raises(ValueError, match="OneBitAdamW sends momenta"):
         octavo.compress(model, "sign+ef", optimizer=octavo.optim.OneBitAdamW(model.parameters(), warmup_steps=5))
     with pytest.raises(ValueError, match=r"exempt pattern 'norn\*' matches none of"):
         octavo.compress(model, "sign+ef", exempt=["norn*"])
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
     with pytest.raises(ValueError, match=r"mesh=mesh\['shard'\], and pass replicas=mesh.get_group\('replicate'\)"):
-        octavo.compress(shard(Odd(), mesh=mesh), "int4")
+        octavo.compress(shard(TiedAndUnused(), mesh=mesh), "int4")
     with pytest.raises(ValueError, match="pass replicas only with a model of fully_shard"):
         ddp = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
         octavo.compress(ddp, "int4", replicas=dist.group.WORLD)
@@ -438,8 +471,33 @@ def test_what_makes_no_sense_is_refused(two_ranks):
     two_ranks.run(refuse)
 
 
+def build_on_meta(rank: int) -> list[str]:
+    """Returns the digests of a model whose parameters get memory and values only as shards."""
+    with torch.device("meta"):
+        model = shard(TiedAndUnused())
+    words = r"embedding\.weight is on the device meta, where it has no values: give the model memory by model\.to_empty"
+    with pytest.raises(NotImplementedError, match=rf"^\[fsdp\.compress\] {words}"):
+        octavo.compress(model, "int4+ef")
+    model.to_empty(device="cpu")
+    torch.manual_seed(rank)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter.to_local(), std=0.1)
+    octavo.compress(model, "int4+ef")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    digests = []
+    for step in range(3):
+        step_once(model, optimizer, rank, step)
+        digests.append(digest(model))
+    return digests
+
+
+def test_a_model_that_was_built_on_meta_is_compressed_once_it_has_values(two_ranks):
+    first, second = two_ranks.run(build_on_meta)
+    assert first == second and len(set(first)) == 3
+
+
 def disagree(rank: int) -> None:
-    model = shard(Odd())
+    model = shard(TiedAndUnused())
     with pytest.raises(ValueError, match="all ranks must have the same plan; rank 1 differs from rank 0"):
         octavo.compress(model, ["int4", "sign"][rank])
     model, handle, _ = make("int4+ef")
@@ -456,7 +514,7 @@ def test_ranks_that_disagree_are_told_so(two_ranks):
 
 
 def leave(rank: int) -> str:
-    model = shard(Odd(), reshard_after_forward=False)  # no all-gather in backward: it would wait first
+    model = shard(TiedAndUnused(), reshard_after_forward=False)  # no all-gather in backward: it would wait first
     octavo.compress(model, "int4+ef", timeout_s=2)
     dist.barrier()
     out = model(batch_of(rank, 0)).sum()

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_runs import Odd, batch_of, digest, step_once
+from ddp_runs import OddShapes, batch_of, digest, step_once
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,13 +17,13 @@ Run = tuple[DistributedDataParallel, octavo.Handle, torch.optim.Optimizer]
 
 
 def make(plan: str, dtype: torch.dtype = torch.float32, ranks_per_host: int | str = 2, **options) -> Run:
-    model = DistributedDataParallel(Odd().to(dtype), bucket_cap_mb=0.02)
+    model = DistributedDataParallel(OddShapes().to(dtype), bucket_cap_mb=0.02)
     handle = octavo.compress(model, plan, ranks_per_host=ranks_per_host, **options)
     return model, handle, torch.optim.SGD(model.parameters(), lr=0.05)
 
 
 def gradients_of(rank: int, plan: str | None) -> list[torch.Tensor]:
-    model = make(plan)[0] if plan else DistributedDataParallel(Odd(), bucket_cap_mb=0.02)
+    model = make(plan)[0] if plan else DistributedDataParallel(OddShapes(), bucket_cap_mb=0.02)
     tokens = batch_of(rank, 0)
     nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
     return [p.grad for p in model.parameters()]
@@ -76,7 +76,7 @@ def test_a_group_of_a_part_of_each_hosts_processes():
 
 
 def train_by_one_bit(rank: int) -> str:
-    model = DistributedDataParallel(Odd())
+    model = DistributedDataParallel(OddShapes())
     optimizer = octavo.optim.OneBitAdamW(model.parameters(), lr=1e-3, warmup_steps=2)
     octavo.compress(model, "sign+ef", optimizer=optimizer, ranks_per_host=2)
     for step in range(5):
@@ -90,7 +90,7 @@ def test_an_optimizer_that_sends_its_momentum_trains(four_ranks):
 
 
 def refuse_the_plan_of_momenta(rank: int) -> str:
-    model = DistributedDataParallel(Odd())
+    model = DistributedDataParallel(OddShapes())
     optimizer = octavo.optim.OneBitAdamW(model.parameters(), lr=1e-3, warmup_steps=2)
     with pytest.raises(ValueError) as raised:
         octavo.compress(model, "powersgd:4+ef", optimizer=optimizer, ranks_per_host=2)
@@ -169,13 +169,13 @@ def refuse(rank: int) -> None:
     for plan in ("powersgd:4+ef", "auto", "dgc:0.01+clip:1"):
         with pytest.raises(ValueError, match="ranks_per_host"):
             make(plan)
-    model = DistributedDataParallel(Odd())
+    model = DistributedDataParallel(OddShapes())
     signum = octavo.optim.Signum(model.parameters(), lr=1e-3)
     with pytest.raises(ValueError, match="Signum sends the update that each rank's own momentum makes"):
         octavo.compress(model, "sign-vote", optimizer=signum, ranks_per_host=2)
     octavo.compress(model, "sign-vote", optimizer=signum, ranks_per_host=1)  # the model is unchanged
     schedule = dict(var_freeze_step=2, local_step_scaler=2)
-    model = DistributedDataParallel(Odd())
+    model = DistributedDataParallel(OddShapes())
     zero_one = octavo.optim.ZeroOneAdam(model.parameters(), lr=1e-3, **schedule)
     with pytest.raises(ValueError, match="ZeroOneAdam sends the update that each rank's own momentum makes"):
         octavo.compress(model, "sign+ef", optimizer=zero_one, ranks_per_host=2)

@@ -4,7 +4,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_runs import Odd as Model
+from fsdp_runs import TiedAndUnused as Model
 from fsdp_runs import backward, batch_of, digest, refuse_momenta, shard, step_once, tensors_of, whole
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh

@@ -3,14 +3,14 @@
 
 import pytest
 import torch
-from ddp_runs import Odd, digest, step_once
+from ddp_runs import OddShapes, digest, step_once
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
 
 
 def make(plan: str, **options) -> tuple[DistributedDataParallel, octavo.Handle, torch.optim.Optimizer]:
-    model = DistributedDataParallel(Odd())
+    model = DistributedDataParallel(OddShapes())
     return model, octavo.compress(model, plan, **options), torch.optim.SGD(model.parameters(), lr=0.05)
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from fork_server import run_ranks
 from rank_pool import RankPool
 from torch import Tensor
-from zero_runs import Odd, adamw, step_once, trained
+from zero_runs import TiedAndFrozen, adamw, step_once, trained
 
 import octavo
 from octavo import _C
@@ -66,7 +66,7 @@ def test_zero_trains_to_the_same_bits(two_ranks, three_ranks, four_ranks, world,
 
 def chosen(rank: int, wanted: bool | None) -> tuple[bool, list[str]]:
     """Returns whether the memory is shared, and the warnings."""
-    model = Odd()
+    model = TiedAndFrozen()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         engine = octavo.initialize(model, adamw(model), {"zero_stage": 2, "symmetric_memory": wanted})
@@ -157,7 +157,7 @@ def test_nothing_is_left_of_a_connection(two_ranks):
 
 def killed(rank: int, folder: str) -> None:
     """Kills rank 1; its peer writes what it says to a file."""
-    model = Odd()
+    model = TiedAndFrozen()
     config = {"zero_stage": 3, "bucket_mib": 0.02, "symmetric_memory": True, "timeout_s": 60.0}
     engine = octavo.initialize(model, adamw(model), config)
     for batch in range(3):

@@ -9,9 +9,8 @@ import gc
 import pytest
 import torch
 from ddp_runs import batch_of, digest
-from fsdp_runs import Odd as ShardedOdd
+from fsdp_runs import TiedAndUnused, shard, whole
 from fsdp_runs import batch_of as sharded_batch
-from fsdp_runs import shard, whole
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -75,7 +74,7 @@ def test_under_a_compressed_ddp_ranks_stay_one_model(two_ranks):
 
 def sharded(rank: int, name: str, clip: bool) -> list[Tensor]:
     """Returns the whole parameters after five steps of torch's AdamW or of ours."""
-    model = shard(ShardedOdd())
+    model = shard(TiedAndUnused())
     make = {"torch": torch.optim.AdamW, "32 bits": AdamW, "8 bits": AdamW8bit, "paged": PagedAdamW8bit}[name]
     optimizer = make(model.parameters(), lr=1e-2, eps=1e-4, weight_decay=0.1)
     for step in range(5):
@@ -146,7 +145,7 @@ def test_steps_in_backward_under_ddp_are_refused(two_ranks):
 
 
 def steps_of_shards(rank: int, in_backward: bool) -> list[Tensor]:
-    model = shard(ShardedOdd())
+    model = shard(TiedAndUnused())
     optimizer = AdamW8bit(model.parameters(), lr=1e-2, min_8bit_size=100)
     if in_backward:
         optimizer.step_in_backward()
@@ -167,7 +166,7 @@ def test_shards_step_in_backward_as_after_it(two_ranks):
 
 def skips(rank: int) -> bool:
     """One rank's shard has a NaN: all ranks leave theirs as they are."""
-    model = shard(ShardedOdd())
+    model = shard(TiedAndUnused())
     optimizer = AdamW8bit(model.parameters(), lr=1e-2, nonfinite="skip_step")
     for step in range(2):
         before = [whole(parameter.detach()).clone() for parameter in model.parameters()]

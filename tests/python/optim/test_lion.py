@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_runs import Odd, Switch, digest, digest_of
+from ddp_runs import OddShapes, Switch, digest, digest_of
 from lion_runs import BETAS, OPTIMIZERS, Given, gradients_of, learning_curve, move, update_of, wrap
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -176,7 +176,7 @@ def learn(rank: int, name: str, plan: str, stop: int | None = None, options: dic
     ddp_options = {"bucket_cap_mb": 0.02, "find_unused_parameters": unused}
 
     def make():
-        return wrap(name, plan, Odd(**(options or {})), ddp_options, lr=3e-3)
+        return wrap(name, plan, OddShapes(**(options or {})), ddp_options, lr=3e-3)
 
     return learning_curve(rank, make, stop)[0]
 

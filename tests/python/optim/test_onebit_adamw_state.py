@@ -6,7 +6,7 @@ import io
 
 import pytest
 import torch
-from ddp_runs import Odd, batch_of, digest
+from ddp_runs import OddShapes, batch_of, digest
 from onebit_runs import quadratic, step_once, wrap
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -19,7 +19,7 @@ def train(
     rank: int, plan: str, begin: int = 0, state: tuple[dict, dict, dict] | None = None, places: tuple[int, ...] = ()
 ) -> tuple[list[str], dict[int, tuple[dict, dict, dict]]]:
     """Makes the steps from `begin` to 10. Returns their digests, and the states before the steps that are `places`."""
-    model = DistributedDataParallel(Odd(), bucket_cap_mb=0.02)
+    model = DistributedDataParallel(OddShapes(), bucket_cap_mb=0.02)
     optimizer = OneBitAdamW(model.parameters(), lr=1e-2, warmup_steps=4)
     handle = octavo.compress(model, plan, optimizer=optimizer)
     if state is not None:

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 import torch
-from ddp_runs import Odd
+from ddp_runs import OddShapes
 from lion_runs import Given, gradients_of, learning_curve
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -106,7 +106,7 @@ def learn(rank: int, stop: int | None = None) -> list:
     """Returns losses and digests of 30 steps of an odd model; at `stop` everything is saved, built anew and loaded."""
 
     def build():
-        model = DistributedDataParallel(Odd(), bucket_cap_mb=0.02)
+        model = DistributedDataParallel(OddShapes(), bucket_cap_mb=0.02)
         optimizer = OneBitLamb(model.parameters(), lr=3e-2, warmup_steps=6)
         return model, octavo.compress(model, "sign+ef", optimizer=optimizer), optimizer
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_runs import Odd, digest, step_once
-from fsdp_runs import Odd as ShardedOdd
+from ddp_runs import OddShapes, digest, step_once
+from fsdp_runs import TiedAndUnused, shard
 from fsdp_runs import digest as sharded_digest
-from fsdp_runs import shard
 from fsdp_runs import step_once as step_sharded
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from zero_runs import Odd as ZeroOdd
+from zero_runs import TiedAndFrozen
 from zero_runs import step_once as step_by_zero
 
 import octavo
@@ -48,7 +47,7 @@ def require_same(ours: list[tuple[list[str], dict]], theirs: list[tuple[list[str
 
 
 def make(plan: str, paging: Options) -> tuple[DistributedDataParallel, octavo.Handle, torch.optim.Optimizer]:
-    model = DistributedDataParallel(Odd(), bucket_cap_mb=0.02)
+    model = DistributedDataParallel(OddShapes(), bucket_cap_mb=0.02)
     return model, octavo.compress(model, plan, **paging), torch.optim.SGD(model.parameters(), lr=0.05)
 
 
@@ -83,7 +82,7 @@ def test_paged_is_unpaged_bit_by_bit(two_ranks, plan):
 
 
 def hosts(rank: int, paging: Options) -> tuple[list[str], dict]:
-    model = DistributedDataParallel(Odd(), bucket_cap_mb=0.02)
+    model = DistributedDataParallel(OddShapes(), bucket_cap_mb=0.02)
     handle = octavo.compress(model, "int4+ef", ranks_per_host=2, **paging)
     optimizer, digests = torch.optim.SGD(model.parameters(), lr=0.05), []
     for step in range(3):
@@ -98,7 +97,7 @@ def test_between_hosts(four_ranks):
 
 
 def sharded(rank: int, paging: Options) -> tuple[list[str], dict]:
-    model = shard(ShardedOdd())
+    model = shard(TiedAndUnused())
     handle = octavo.compress(model, "int4+ef", **paging)
     optimizer, digests = torch.optim.SGD(model.parameters(), lr=0.05), []
     for step in range(3):
@@ -117,7 +116,7 @@ def by_zero(rank: int, stage: int, paging: Options) -> tuple[list[str], dict]:
     digests, state = [], None
     for _ in range(2):
         config = {"zero_stage": stage, "plan": "int4+ef", "bucket_mib": 0.02} | paging
-        engine = octavo.initialize(model := ZeroOdd(), torch.optim.SGD(model.parameters(), lr=0.05), config)
+        engine = octavo.initialize(model := TiedAndFrozen(), torch.optim.SGD(model.parameters(), lr=0.05), config)
         if state is not None:
             engine.handle.load_state_dict(state)
         for batch in range(2):
@@ -207,7 +206,7 @@ JOINED = {
 
 def build(name: str, paging: Options) -> tuple[DistributedDataParallel, octavo.Handle, torch.optim.Optimizer]:
     kind, options = JOINED[name]
-    model = DistributedDataParallel(Odd(), bucket_cap_mb=0.02)
+    model = DistributedDataParallel(OddShapes(), bucket_cap_mb=0.02)
     optimizer = kind(model.parameters(), lr=1e-2, **options, **paging)
     return model, octavo.compress(model, "sign+ef", optimizer=optimizer, **paging), optimizer
 

@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from ddp_runs import Odd, Switch, batch_of, digest
+from ddp_runs import OddShapes, Switch, batch_of, digest
 from lion_runs import Given, gradients_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -407,7 +407,7 @@ def test_the_hook_has_a_step_in_which_nothing_is_sent(two_ranks):
 def learn(rank: int, name: str) -> float:
     """Returns the mean loss over the last of 240 steps of a small task."""
     torch.manual_seed(0)
-    steps, module = 240, Odd()
+    steps, module = 240, OddShapes()
     if name == "zero-one-adam":
         options = dict(
             var_freeze_step=48, local_step_scaler=48, betas=(0.9, 0.999), weight_decay=0.0, variance_floor=0.3

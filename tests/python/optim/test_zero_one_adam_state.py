@@ -10,7 +10,7 @@ import pickle
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_runs import Odd, Switch, batch_of, digest
+from ddp_runs import OddShapes, Switch, batch_of, digest
 from lion_runs import Given, gradients_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -70,22 +70,19 @@ def test_a_run_whose_gradients_were_all_bad_resumes():
         build(Given().parameters()).load_state_dict(lost)
 
 
-def resume(rank: int, plan: str, stop: int | None) -> list[str]:
+def resume(rank: int, plan: str, stop: int | None, joins_last: bool = False) -> list[str]:
     """Returns digests of all steps. At `stop` everything is saved as a checkpoint does it, parameters and optimizer
     only of rank 0, and a new model goes on."""
     torch.manual_seed(0)
-    model, handle, optimizer = wrap(plan, Odd(), {"bucket_cap_mb": 0.02}, lr=3e-3)
+    model, handle, optimizer = wrap(plan, OddShapes(), {"bucket_cap_mb": 0.02}, lr=3e-3)
     digests = []
     for step in range(len(KINDS)):
         if step == stop:
             shared = [model.module.state_dict(), optimizer.state_dict()] if rank == 0 else [None, None]
             dist.broadcast_object_list(shared, src=0)
             own = handle.state_dict()
-            model, handle, optimizer = wrap(plan, Odd(), {"bucket_cap_mb": 0.02}, lr=3e-3)
-            model.module.load_state_dict(shared[0])
-            saved = [(handle, own), (optimizer, shared[1])]
-            for one, state in saved if stop % 2 else reversed(saved):
-                one.load_state_dict(state)
+            load = load_and_join if joins_last else load_into_joined
+            model, handle, optimizer = load(plan, *shared, own, optimizer_first=stop % 2 == 0)
         tokens = batch_of(rank, step)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(tokens).flatten(0, 1), (7 * tokens.flatten() + 3) % 50).backward()
@@ -94,11 +91,38 @@ def resume(rank: int, plan: str, stop: int | None) -> list[str]:
     return digests
 
 
+def load_into_joined(plan: str, of_model: dict, of_optimizer: dict, of_handle: dict, optimizer_first: bool) -> tuple:
+    model, handle, optimizer = wrap(plan, OddShapes(), {"bucket_cap_mb": 0.02}, lr=3e-3)
+    model.module.load_state_dict(of_model)
+    saved = [(handle, of_handle), (optimizer, of_optimizer)]
+    for one, state in reversed(saved) if optimizer_first else saved:
+        one.load_state_dict(state)
+    return model, handle, optimizer
+
+
+def load_and_join(plan: str, of_model: dict, of_optimizer: dict, of_handle: dict, optimizer_first: bool) -> tuple:
+    """Loads model and optimizer as HF Trainer and Lightning do it, before a callback can call octavo.compress."""
+    module = OddShapes()
+    optimizer = build(module.parameters(), lr=3e-3)
+    saved = [(module, of_model), (optimizer, of_optimizer)]
+    for one, state in reversed(saved) if optimizer_first else saved:
+        one.load_state_dict(state)
+    model = DistributedDataParallel(module, bucket_cap_mb=0.02)
+    handle = octavo.compress(model, plan, optimizer=optimizer)
+    handle.load_state_dict(of_handle)
+    return model, handle, optimizer
+
+
 @pytest.mark.parametrize("stop", [1, 4, 8, 13, 18, 23])
 def test_resuming_between_two_syncs_gives_the_same_bits(two_ranks, stop):
     ends = [of_rank[-1] for of_rank in two_ranks.run(resume, "sign+ef", stop)]
     assert ends == [of_rank[-1] for of_rank in two_ranks.run(resume, "sign+ef", None)]
     assert two_ranks.run(resume, "int4+ef", stop) == two_ranks.run(resume, "int4+ef", None)
+
+
+@pytest.mark.parametrize("stop", [1, 8, 13, 18, 23])
+def test_resuming_works_where_the_state_is_loaded_before_the_join(two_ranks, stop):
+    assert two_ranks.run(resume, "int4+ef", stop, True) == two_ranks.run(resume, "int4+ef", None)
 
 
 def wrap_switch():

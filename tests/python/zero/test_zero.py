@@ -5,38 +5,19 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.nn.parallel import DistributedDataParallel
-from zero_runs import Odd, adamw, loss_of, net, paged, step_once, train, trained
+from zero_runs import SMALL, TiedAndFrozen, adamw, by_ddp, loss_of, net, paged, step_once, train, trained
 
 import octavo
 
 
-def by_ddp(rank: int, accumulation: int, clip: float | None, steps: int) -> list[float]:
-    model = DistributedDataParallel(Odd(), find_unused_parameters=True)
-    optimizer, losses = adamw(model), []
-    for step in range(steps):
-        optimizer.zero_grad()
-        for batch in range(step * accumulation, (step + 1) * accumulation):
-            loss = loss_of(model, rank, batch)
-            (loss / accumulation).backward()
-            losses.append(loss.item())
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-    return losses
-
-
 def by_engine(rank: int, steps: int, config: dict[str, Any]) -> list[float]:
-    model = Odd()
+    model = TiedAndFrozen()
     if rank > 0:  # the first rank's values are used
         with torch.no_grad():
             for parameter in model.parameters():
@@ -49,13 +30,7 @@ def by_engine(rank: int, steps: int, config: dict[str, Any]) -> list[float]:
 def test_the_losses_are_those_of_ddp(two_ranks, stage, accumulation):
     steps = 40 // accumulation
     expected = two_ranks.run(by_ddp, accumulation, 0.5, steps)
-    config = {
-        "zero_stage": stage,
-        "accumulation_steps": accumulation,
-        "clip_norm": 0.5,
-        "bucket_mib": 0.02,
-        "gather_mib": 0.02,
-    }
+    config = {"zero_stage": stage, "accumulation_steps": accumulation, "clip_norm": 0.5} | SMALL
     got = two_ranks.run(by_engine, steps, config)
     for of_rank, of_ddp in zip(got, expected, strict=True):
         assert of_rank == pytest.approx(of_ddp, rel=1e-5)
@@ -65,7 +40,7 @@ def test_the_losses_are_those_of_ddp(two_ranks, stage, accumulation):
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_two_ranks_add_up_to_the_bits_of_ddp(two_ranks, stage):
     expected = two_ranks.run(by_ddp, 1, None, 20)
-    assert two_ranks.run(by_engine, 20, {"zero_stage": stage, "bucket_mib": 0.02, "gather_mib": 0.02}) == expected
+    assert two_ranks.run(by_engine, 20, {"zero_stage": stage} | SMALL) == expected
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -81,16 +56,14 @@ def test_compressed_both_ways_with_paged_states_in_8_bits(two_ranks, stage):
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_any_number_of_ranks_trains_one_model(stage, four_ranks):
-    results = four_ranks.run(
-        trained, torch.optim.AdamW, {"zero_stage": stage, "bucket_mib": 0.02, "gather_mib": 0.02}, 8
-    )
+    results = four_ranks.run(trained, torch.optim.AdamW, {"zero_stage": stage} | SMALL, 8)
     for _, _, parameters in results[1:]:
         assert all(a.equal(b) for a, b in zip(parameters, results[0][2], strict=True))
 
 
 def evaluated_between(rank: int, stage: int) -> list[float]:
     """Trains as `by_engine` does, with additional forward passes that have no backward pass, one of which fails."""
-    model = Odd()
+    model = TiedAndFrozen()
     engine, losses = octavo.initialize(model, adamw(model), {"zero_stage": stage, "gather_mib": 0.02}), []
     for batch in range(12):
         with torch.no_grad():
@@ -110,7 +83,7 @@ def test_passes_without_gradients_change_nothing(two_ranks, stage):
 
 def memory_of_a_rank(rank: int, stage: int) -> tuple[int, int, int]:
     """Returns the numbers of elements of parameters between steps, of the optimizer's states and of all parameters."""
-    model = Odd()
+    model = TiedAndFrozen()
     every = sum(p.numel() for p in model.parameters() if p.requires_grad)
     engine = octavo.initialize(model, adamw(model), {"zero_stage": stage})
     for batch in range(2):
@@ -127,7 +100,7 @@ def memory_of_a_rank(rank: int, stage: int) -> tuple[int, int, int]:
 def bytes_of_a_rank(rank: int) -> tuple[int, int]:
     """Returns the bytes of a rank's parameters, gradients and states between steps of stage 3, and those of a whole
     copy."""
-    model = Odd()
+    model = TiedAndFrozen()
     model.frozen.weight = model.frozen.bias = None  # these would not be sharded
     model.frozen.forward = lambda x: x
     dense = 4 * sum(p.untyped_storage().nbytes() for p in model.parameters())
@@ -155,128 +128,6 @@ def test_each_rank_has_its_share(two_ranks):
         assert parameters <= 0.51 * every and states <= 1.01 * every
 
 
-def refusal(rank: int, what: str) -> str:
-    model = Odd()
-    optimizer = adamw(model)
-    config: dict[str, Any] = {"zero_stage": 2}
-    if what == "stage":
-        config = {"zero_stage": 4}
-    elif what == "bool":
-        config = {"zero_stage": True}
-    elif what == "text":
-        config["bucket_mib"] = "x"
-    elif what == "key":
-        config["offload"] = True
-    elif what == "missing":
-        config = {}
-    elif what == "state" and rank == 1:
-        loss_of(model, rank, 1).backward()
-        optimizer.step()
-    elif what == "optimizer":
-        optimizer = torch.optim.AdamW(model.blocks.parameters())
-    elif what == "order":
-        model.blocks[0].wide.weight.data = model.blocks[0].wide.weight.data.t().contiguous().t()
-    elif what == "frozen":
-        model.register_parameter("scale", nn.Parameter(torch.ones(3 + rank), requires_grad=False))
-    elif what == "buffers" and rank == 1:
-        model.register_buffer("scale", torch.ones(3))
-    elif what == "ranks":
-        config["plan"] = ("dense", "int8")[rank]
-    elif what == "joined":
-        optimizer = octavo.optim.Signum(model.parameters())
-    elif what == "shapes":
-        optimizer = torch.optim.Adafactor(model.parameters())
-    elif what == "redundancy":
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
-    elif what == "outer":
-        optimizer = octavo.Outer(model, optimizer)
-    elif what == "rates":
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01 * (rank + 1))
-    elif what == "classes":
-        optimizer = (torch.optim.AdamW, torch.optim.SGD)[rank](model.parameters(), lr=0.01)
-    elif what == "seed":
-        config["seed"] = -1
-    elif what == "half":
-        config["accumulation_steps"] = 2.5
-    elif what.startswith("gather="):
-        config["gather"] = what.removeprefix("gather=")
-    elif what == "gather":
-        config = {"zero_stage": 2, "gather": "topk:0.01"}
-    try:
-        engine = octavo.initialize(model, optimizer, config)
-        if what == "backward":
-            loss_of(engine, rank, 0).backward()
-        engine.backward(loss_of(engine, rank, 0))
-        if what == "twice":
-            engine.backward(loss_of(engine, rank, 0))
-        engine.step()
-    except (ValueError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("stage", "ValueError: [zero.initialize] expected zero_stage as 1, 2 or 3, got 4"),
-        ("bool", "ValueError: [zero.initialize] expected zero_stage as 1, 2 or 3, got True"),
-        ("text", "ValueError: [zero.initialize] expected bucket_mib as a finite number, got 'x'"),
-        ("key", "ValueError: [zero.initialize] the config has unknown keys: offload; known are accumulation_steps"),
-        ("missing", "ValueError: [zero.initialize] the config needs a zero_stage"),
-        ("state", "ValueError: [zero.initialize] all ranks must have the same optimizer's state"),
-        ("optimizer", "ValueError: [zero.initialize] the optimizer does not have embedding.weight"),
-        ("order", "ValueError: [zero.initialize] expected blocks.0.wide.weight real and in row-major order"),
-        ("ranks", "ValueError: [zero.initialize] all ranks must have the same plan"),
-        ("frozen", "ValueError: [zero.initialize] all ranks must have the same frozen parameters; rank 1 differs"),
-        ("buffers", "ValueError: [zero.initialize] all ranks must have the same buffers; rank 1 differs"),
-        ("gather", "ValueError: [comm.gather_shards] values are gathered by a codec that sends all of them"),
-        ("joined", "ValueError: [zero.initialize] Signum decides what ranks send"),
-        ("shapes", "ValueError: [zero.initialize] Adafactor computes its steps from whole matrices"),
-        ("redundancy", "ValueError: [zero.initialize] ZeroRedundancyOptimizer wraps an optimizer"),
-        ("outer", "ValueError: [zero.initialize] Outer wraps an optimizer"),
-        (
-            "rates",
-            "ValueError: [zero.initialize] all ranks must have the same optimizer; rank 1 differs from rank 0",
-        ),
-        ("classes", "ValueError: [zero.initialize] all ranks must have the same optimizer; rank 1 differs from rank 0"),
-        ("seed", "ValueError: [zero.initialize] seed must be an integer from 0"),
-        ("half", "ValueError: [zero.initialize] expected accumulation_steps as an integer of at least 1, got 2.5"),
-        ("twice", "RuntimeError: [zero.backward] the last micro-batch of this step was already processed"),
-        ("gather=int8+ef", "ValueError: [zero.initialize] parameters are gathered only by a codec, such as int8"),
-        ("gather=powersgd:4", "ValueError: [zero.initialize] parameters are gathered only by a codec"),
-        ("gather=auto", "ValueError: [zero.initialize] parameters are gathered only by a codec"),
-        ("gather=int8;head.*=bf16", "ValueError: [zero.initialize] parameters are gathered only by a codec"),
-        ("gather=bf16:lossless", "ValueError: [comm.gather_shards] values are gathered by a codec that sends all"),
-        ("backward", "call engine.backward(loss) instead of loss.backward()"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_on_every_rank(two_ranks, what, words):
-    for said in two_ranks.run(refusal, what):
-        assert words in said
-
-
-def refusal_of_wrapped(rank: int, wrap: Callable[[nn.Module], nn.Module]) -> str:
-    model = wrap(Odd())
-    try:
-        octavo.initialize(model, adamw(model), {"zero_stage": 2})
-    except (TypeError, NotImplementedError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
-@pytest.mark.parametrize(
-    ("wrap", "words"),
-    [
-        (nn.parallel.DistributedDataParallel, "TypeError: [zero.initialize] this model averages gradients in every"),
-        (fully_shard, "is a DTensor: pass a model of which every rank has all parameters, as before fully_shard"),
-    ],
-    ids=["ddp", "fsdp2"],
-)
-def test_a_model_that_something_else_exchanges_is_refused(two_ranks, wrap, words):
-    for said in two_ranks.run(refusal_of_wrapped, wrap):
-        assert words in said
-
-
 def in_float64(rank: int) -> list[float]:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)).double()
     with pytest.warns(
@@ -299,7 +150,7 @@ def test_it_is_said_that_float64_is_rounded(two_ranks):
 
 
 def collectives_of_tensors(rank: int, stage: int, folder: str) -> list[str]:
-    model = Odd()
+    model = TiedAndFrozen()
     with CommDebugMode() as comms:
         engine = octavo.initialize(model, adamw(model), {"zero_stage": stage, "clip_norm": 1.0})
         engine.backward(loss_of(engine, rank, 0))
@@ -318,23 +169,6 @@ def test_the_engine_uses_no_collective_of_dtensors(two_ranks, stage, tmp_path):
     """Gloo's two threads assign the long names of such collectives without a lock, and both free one name."""
     for used in two_ranks.run(collectives_of_tensors, stage, str(tmp_path)):
         assert used and not [operator for operator in used if "c10d_functional" in operator or "coalesced" in operator]
-
-
-def refusals_of_wrong_arguments(rank: int, folder: str) -> None:
-    model = nn.Sequential(nn.Linear(4, 4))
-    with pytest.raises(TypeError, match=r"\[zero\.initialize\] expected optimizer as a torch Optimizer, got NoneType"):
-        octavo.initialize(model, None, {"zero_stage": 1})
-    with pytest.raises(TypeError, match=r"\[zero\.initialize\] expected model as a torch Module, got str"):
-        octavo.initialize("model", adamw(model), {"zero_stage": 1})
-    engine = octavo.initialize(model, adamw(model), {"zero_stage": 1})
-    with pytest.raises(FileNotFoundError, match=r"\[zero\.load_checkpoint\] there is no checkpoint in"):
-        engine.load_checkpoint(folder)
-    with pytest.raises(TypeError, match=r"\[zero\.save_checkpoint\] expected a path, got None"):
-        engine.save_checkpoint(None)
-
-
-def test_wrong_arguments_are_named(one_rank, tmp_path):
-    one_rank.run(refusals_of_wrong_arguments, str(tmp_path))
 
 
 class Failing(torch.autograd.Function):
@@ -394,25 +228,9 @@ def test_torchs_attention_reads_the_weight_of_a_layer_that_it_does_not_call(two_
     assert expected[0][2] < expected[0][0]
 
 
-def sparse_gradient(rank: int, stage: int) -> str:
-    model = nn.Embedding(10, 4, sparse=True)
-    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": stage})
-    try:
-        engine.backward(engine(torch.tensor([1, 2])).sum())
-    except NotImplementedError as error:
-        return str(error)
-    return "nothing"
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_sparse_gradient_is_refused_by_name(two_ranks, stage):
-    for said in two_ranks.run(sparse_gradient, stage):
-        assert "the gradient of weight is sparse" in said
-
-
 def finite_of(rank: int, stage: int, batches: list[int]) -> tuple[list[bool], list[float]]:
     """Rank 1 has a NaN in the step of batch 1, and that step is dropped."""
-    engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": stage, "plan": "int4+ef"})
+    engine = octavo.initialize(model := TiedAndFrozen(), adamw(model), {"zero_stage": stage, "plan": "int4+ef"})
     finite, losses = [], []
     for batch in batches:
         loss = loss_of(engine, rank, batch)
@@ -431,14 +249,14 @@ def test_gradients_that_are_not_finite_are_known_to_all_ranks(two_ranks, stage):
     without = two_ranks.run(finite_of, stage, [0, 2, 3])
     for rank, (finite, losses) in enumerate(two_ranks.run(finite_of, stage, [0, 1, 2, 3])):
         assert finite == [True, False, True, True]
-        assert losses[0] == pytest.approx(loss_of(Odd(), rank, 0).item(), rel=1e-5)
+        assert losses[0] == pytest.approx(loss_of(TiedAndFrozen(), rank, 0).item(), rel=1e-5)
         losses.pop(1)
         assert without[rank] == ([True] * 3, losses)
 
 
 def outside_of_its_module(rank: int) -> list[str]:
     """Returns the errors for a parameter that is not whole, where it is read by itself and through a view."""
-    model = Odd()
+    model = TiedAndFrozen()
     engine = octavo.initialize(model, adamw(model), {"zero_stage": 3})
     with engine.gathered():
         view = model.head.weight.t()
@@ -464,7 +282,7 @@ def forgotten(rank: int, config: dict[str, Any]) -> list[bool]:
         engine = octavo.initialize(model := net(), adamw(model), config)
         train(engine, rank, 1)
     else:
-        engine = octavo.initialize(model := Odd(), adamw(model), config)
+        engine = octavo.initialize(model := TiedAndFrozen(), adamw(model), config)
         step_once(engine, rank, 0)
     alive = [weakref.ref(engine), weakref.ref(model), weakref.ref(engine.optimizer)]
     del engine, model

@@ -10,25 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
-from zero_runs import Engine, Odd, adamw, engine_of, error_of, net, paged, step_once, train
+from zero_runs import Engine, TiedAndFrozen, adamw, engine_of, error_of, net, paged, resumed, step_once, train
 
 import octavo
-
-
-def resumed(rank: int, stages: tuple[int, int], make: Any, folder: str, save: bool, load: bool) -> list[float]:
-    """Returns the losses of 12 steps; of only the first 6, which are then saved; or of only the last 6, after a
-    load."""
-    plan = {"plan": "int4+ef"} if make is paged else {}
-    model = Odd()
-    engine = octavo.initialize(model, make(model.parameters()), {"zero_stage": stages[load]} | plan)
-    if load:
-        engine.load_checkpoint(folder)
-    losses = []
-    for batch in range(6 if load else 0, 6 if save else 12):
-        losses.append(step_once(engine, rank, batch))
-    if save:
-        engine.save_checkpoint(folder)
-    return losses
 
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, paged], ids=["torch's AdamW", "paged in 8 bits"])
@@ -45,7 +29,7 @@ def loads_its_first_state(rank: int, stage: int, folder: str) -> list[list[float
     step."""
     runs = []
     for loads in (False, True):
-        model = Odd()
+        model = TiedAndFrozen()
         engine = octavo.initialize(model, adamw(model), {"zero_stage": stage, "gather": "int8"})
         if loads:
             engine.load_checkpoint(folder)
@@ -65,7 +49,7 @@ def made_room_for(rank: int, folder: str) -> list[str]:
     from octavo.zero import checkpoint
 
     made, room_for = [], checkpoint._room_for
-    engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 2, "plan": "int4+ef"})
+    engine = octavo.initialize(model := TiedAndFrozen(), adamw(model), {"zero_stage": 2, "plan": "int4+ef"})
     step_once(engine, rank, 0)
     engine.save_checkpoint(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -92,7 +76,7 @@ def test_another_number_of_ranks_goes_on(two_ranks, three_ranks, make, tmp_path)
 
 def exported(rank: int, path: str, config: dict[str, Any]) -> dict[str, Tensor]:
     """Returns the parameters of a trained model as their owners have them; they are also exported to a file."""
-    model = Odd()
+    model = TiedAndFrozen()
     engine = octavo.initialize(model, adamw(model), config)
     for batch in range(3):
         step_once(engine, rank, batch)
@@ -106,14 +90,14 @@ def test_a_model_is_exported_to_one_file(two_ranks, tmp_path, stage, gather):
     path = tmp_path / "model.safetensors"
     ours, theirs = two_ranks.run(exported, str(path), {"zero_stage": stage, "gather": gather})
     assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
-    untrained = Odd().state_dict()
+    untrained = TiedAndFrozen().state_dict()
     assert load_file(path).keys() == untrained.keys() - {"head.weight"}  # it is the embedding's weight
-    model = Odd()
+    model = TiedAndFrozen()
     load_model(model, path)
     for name, tensor in model.state_dict().items():
         if name in ours:
             assert tensor.equal(ours[name]) and not tensor.equal(untrained[name])
-    assert model.frozen.weight.equal(Odd().frozen.weight)
+    assert model.frozen.weight.equal(TiedAndFrozen().frozen.weight)
     assert model.head.weight is model.embedding.weight
 
 
@@ -221,7 +205,7 @@ def test_options_of_any_type_of_number_are_saved(two_ranks, tmp_path):
 
 def save_to_own_folder(rank: int, folder: str) -> None:
     """Each rank's folder is one of its own, as on hosts that share no disk."""
-    engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 2})
+    engine = octavo.initialize(model := TiedAndFrozen(), adamw(model), {"zero_stage": 2})
     with pytest.raises(OSError, match=r"rank 1 cannot write to .*: is .* the same folder on all hosts"):
         engine.save_checkpoint(f"{folder}/{rank}")
 

@@ -4,24 +4,20 @@ training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from test_zero import by_ddp
 from torch import Tensor, nn
-from zero_runs import Odd, adamw, error_of, loss_of, net, step_once
+from zero_runs import SMALL, TiedAndFrozen, adamw, by_ddp, loss_of, net, step_once
 
 import octavo
-
-SMALL = {"bucket_mib": 0.02, "gather_mib": 0.02}
 
 
 def by_compiled(rank: int, steps: int, config: dict[str, Any]) -> list[float]:
     torch._dynamo.reset()
-    engine = octavo.initialize(model := Odd(), adamw(model), config)
+    engine = octavo.initialize(model := TiedAndFrozen(), adamw(model), config)
     return [step_once(engine, rank, batch) for batch in range(steps * engine.config.accumulation_steps)]
 
 
@@ -31,179 +27,6 @@ def test_generated_code_gives_the_losses_of_ddp(two_ranks, stage):
     got = two_ranks.run(by_compiled, 8, {"zero_stage": stage, "compile": True} | SMALL)
     for of_rank, of_ddp in zip(got, expected, strict=True):
         assert of_rank == pytest.approx(of_ddp, rel=1e-4)
-
-
-class Broken(nn.Module):
-    """A model of two graphs, both of which use ``shared``, around a module that Dynamo does not compile."""
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.shared, self.alone = nn.Linear(width, width), nn.Linear(width, 7)
-        self.skipped = nn.Linear(width, width)
-
-    @torch.compiler.disable
-    def between(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.skipped(x))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.alone(torch.relu(self.shared(self.between(torch.relu(self.shared(x))))))
-
-
-def of_broken(rank: int, stage: int | None, backend: str | bool, make: Callable[[], nn.Module] = Broken) -> list[float]:
-    torch._dynamo.reset()
-    model = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if stage is None:
-        step_model = nn.parallel.DistributedDataParallel(model)
-    else:
-        step_model = octavo.initialize(model, optimizer, {"zero_stage": stage, "compile": backend} | SMALL)
-    losses = []
-    for step in range(6):
-        torch.manual_seed(10 * step + rank)
-        loss = step_model(torch.randn(3 + step % 3, 8)).square().mean()  # the batches have several lengths
-        if stage is None:
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        else:
-            step_model.backward(loss)
-            step_model.step()
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_several_graphs_share_parameters_with_each_other_and_with_eager_code(two_ranks, stage):
-    expected = two_ranks.run(of_broken, None, False)
-    got = two_ranks.run(of_broken, stage, "aot_eager")
-    assert got == [pytest.approx(of_ddp, rel=1e-6) for of_ddp in expected]
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.second(torch.relu(self.first(x))))
-
-
-class LayerWithBreak(Layer):
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.first(x))
-        torch._dynamo.graph_break()
-        return torch.relu(self.second(x))
-
-
-class Looped(nn.Module):
-    """A model whose layers Dynamo compiles one by one: their loop has a break. It takes one's graph for the next."""
-
-    def __init__(self, layer: type[nn.Module] = Layer) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers, self.head = nn.ModuleList(layer() for _ in range(4)), nn.Linear(8, 7)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-            if x.abs().max().item() > 1e6:
-                x = x / 2
-        return self.head(x)
-
-
-def looped_with_a_hook() -> nn.Module:
-    model = Looped()
-    model.layers[1].register_full_backward_hook(lambda *_: None)
-    return model
-
-
-@pytest.fixture(scope="module")
-def broken_by_ddp(two_ranks):
-    """Returns what gives the losses of DDP for a model, computed once."""
-    return cache(lambda make: two_ranks.run(of_broken, None, False, make))
-
-
-# the graphs of stage 2 are those of stage 1
-@pytest.mark.parametrize("stage", [1, 3])
-@pytest.mark.parametrize(
-    "make", [Looped, partial(Looped, LayerWithBreak), looped_with_a_hook], ids=["loop", "layer", "hook"]
-)
-def test_the_graph_of_one_layer_is_none_of_the_next(two_ranks, broken_by_ddp, make, stage):
-    """Dynamo decides which layers share a graph, whatever the backend."""
-    expected = broken_by_ddp(make)
-    got = two_ranks.run(of_broken, stage, "aot_eager", make)
-    assert got == [pytest.approx(of_ddp, rel=1e-5) for of_ddp in expected]
-
-
-def test_the_generated_code_of_one_layer_is_none_of_the_next(two_ranks, broken_by_ddp):
-    """Inductor looks for code that it has generated by the text of a graph: those of alike layers differ in numbers."""
-    got = two_ranks.run(of_broken, 3, "inductor", Looped, timeout_s=100)
-    assert got == [pytest.approx(of_ddp, rel=1e-5) for of_ddp in broken_by_ddp(Looped)]
-
-
-class LoopedLinears(Looped):
-    """Its layers are Linears, whose frames Dynamo may skip."""
-
-    def __init__(self) -> None:
-        super().__init__(partial(nn.Linear, 8, 8))
-
-
-def partly_frozen(
-    rank: int, backend: str | bool, make: type[Looped], frozen: tuple[int, ...], later: tuple[int, ...]
-) -> list[float]:
-    torch._dynamo.reset()
-    model = make()
-    for number in frozen:
-        model.layers[number].requires_grad_(False)
-    engine = octavo.initialize(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": 3, "compile": backend, "timeout_s": 30}
-    )
-    for number in later:
-        model.layers[number].requires_grad_(False)
-    losses = []
-    for step in range(3):
-        torch.manual_seed(10 * step + rank)
-        loss = engine(torch.randn(3, 8)).square().mean()
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.parametrize("make", [Looped, LoopedLinears])
-@pytest.mark.parametrize(("frozen", "later"), [((0,), ()), ((0,), (1,)), ((), (0,))])
-def test_layers_may_be_frozen_before_and_after(two_ranks, make, frozen, later):
-    expected = two_ranks.run(partly_frozen, False, make, frozen, later)
-    got = two_ranks.run(partly_frozen, "aot_eager", make, frozen, later)
-    assert got == [pytest.approx(of_rank, rel=1e-6) for of_rank in expected]
-
-
-def dropped_with_a_shared_layer(rank: int, stage: int) -> tuple[set[str], set[str]]:
-    """Returns the names of the residuals that are not zero before a pass that is dropped, and after it."""
-    torch._dynamo.reset()
-    model = Broken(64)
-    config = {"zero_stage": stage, "compile": "aot_eager", "plan": "int4+ef"}
-    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
-
-    def residuals() -> set[str]:
-        state = engine.handle.state_dict()
-        return {key for key, v in state.items() if isinstance(v, Tensor) and v.is_floating_point() and v.any()}
-
-    for step in range(4):
-        torch.manual_seed(10 * step + rank)
-        engine.backward(engine(torch.randn(3, 64)).square().mean())
-        if step < 3:
-            engine.step()
-            before = residuals()
-    engine.drop_gradients()
-    return before, residuals()
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_dropped_gradients_of_a_layer_in_two_graphs_leave_no_residuals(two_ranks, stage):
-    owed = {"worker/shared.weight", "worker/skipped.weight"}
-    assert two_ranks.run(dropped_with_a_shared_layer, stage) == [(owed, set())] * 2
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -258,7 +81,9 @@ def test_persistent_parameters_may_be_used_outside_of_graphs(two_ranks, how):
 
 def evaluated(rank: int) -> list[float]:
     torch._dynamo.reset()
-    engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 3, "compile": "aot_eager"} | SMALL)
+    engine = octavo.initialize(
+        model := TiedAndFrozen(), adamw(model), {"zero_stage": 3, "compile": "aot_eager"} | SMALL
+    )
     losses = []
     for batch in range(4):
         with torch.no_grad():
@@ -356,23 +181,6 @@ def test_a_pass_before_a_step_leaves_no_parameter_as_it_was(two_ranks):
         assert with_one == without
 
 
-def graphs_of_many(rank: int) -> list[int]:
-    torch._dynamo.reset()
-    numbers = []
-    for _ in range(10):
-        engine = octavo.initialize(model := Layer(), adamw(model), {"zero_stage": 1, "compile": "aot_eager"})
-        engine.backward(engine(torch.ones(4, 8)).sum())
-        engine.step()
-        numbers.append(len(engine._compiler._graphs))
-    return numbers
-
-
-def test_the_tenth_engine_is_compiled_as_the_first(two_ranks):
-    """Dynamo itself compiles a piece of code eight times at most."""
-    for numbers in two_ranks.run(graphs_of_many):
-        assert numbers[0] > 0 and len(set(numbers)) == 1
-
-
 def losses_around(rank: int, compile: bool | str, how: str) -> list[list[float]]:
     """Returns the losses of steps whose forward passes the engine makes itself, and of steps where the caller has
     compiled them, or a function around them."""
@@ -404,69 +212,6 @@ def losses_around(rank: int, compile: bool | str, how: str) -> list[list[float]]
 def test_callers_may_compile_what_calls_the_engine(two_ranks, how, compile):
     for own, callers in two_ranks.run(losses_around, compile, how):
         assert callers == own and own[-1] < own[0]
-
-
-class OfLists(nn.Module):
-    """Is compiled anew for each length of its list."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, inputs: list[Tensor]) -> Tensor:
-        return torch.stack([self.layer(x) for x in inputs])
-
-
-def at_the_limit_alone(rank: int, stage: int) -> str:
-    torch._dynamo.reset()
-    model = OfLists()
-    config = {"zero_stage": stage, "compile": "aot_eager", "timeout_s": 20}
-    engine = octavo.initialize(model, adamw(model), config)
-    with torch._dynamo.config.patch(recompile_limit=2):
-        for step in range(4):
-            inputs = [torch.ones(4)] * (1 + step * (rank == 0))
-            if said := error_of(lambda inputs=inputs: engine.backward(engine(inputs).square().mean())):
-                return said
-            engine.step()
-    return ""
-
-
-@pytest.mark.parametrize("stage", [1, 2])
-def test_a_rank_that_alone_is_no_longer_compiled_is_told_why_the_others_do_not_match(two_ranks, stage):
-    for said in two_ranks.run(at_the_limit_alone, stage):
-        assert "all ranks must make the same calls" in said and "torch._dynamo.config.recompile_limit" in said
-
-
-class Branched(nn.Module):
-    """Has two branches, whose parameters are of the same size or not."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, size)
-
-    def forward(self, x: Tensor, left: bool) -> Tensor:
-        return self.left(x) if left else self.right(x)
-
-
-def in_branches_of_its_own(rank: int, stage: int, size: int) -> str:
-    torch._dynamo.reset()
-    config = {"zero_stage": stage, "compile": "aot_eager", "timeout_s": 20}
-    engine = octavo.initialize(model := Branched(size), adamw(model), config)
-    for step in range(3):
-        loss = engine(torch.ones(2, 4), left=rank == 0 or step == 0).square().mean()
-        if said := error_of(lambda loss=loss: engine.backward(loss)):
-            return said
-        engine.step()
-    return ""
-
-
-@pytest.mark.parametrize("size", [4, 16])
-@pytest.mark.parametrize("stage", [1, 2])
-def test_ranks_in_different_branches_are_told_so(two_ranks, stage, size):
-    for said in two_ranks.run(in_branches_of_its_own, stage, size):
-        assert "ranks take different branches of a module" in said
 
 
 class Scaled(nn.Module):
