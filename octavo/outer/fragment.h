@@ -52,7 +52,7 @@ OCTAVO_API std::vector<std::vector<FragmentPart>> cut_into_fragments(const std::
 ///
 /// A rank begins a round at its start: the anchor, less what it still owes (Compressor::owed). What codes have left out
 /// of its progress stays in its own values, so that its next gradients know of it. If it began at the anchor itself, it
-/// would make the same progress once more, and send it beside what it owes (docs/quality.md has the losses of both).
+/// would make the same progress once more, and send it beside what it owes (docs/quality/experiments.md).
 class OCTAVO_API Fragment {
  public:
   /// `parameters` must outlive this object. Their current values become the anchor.

@@ -16,7 +16,7 @@
 /// rule)
 ///
 /// int4 has one scale per 64 values. With 256, a block of an embedding held several rows, the scale of a frequent token
-/// was too coarse for a rare one, and training could stop at a plateau (docs/quality.md).
+/// was too coarse for a rare one, and training could stop at a plateau (docs/quality/experiments.md).
 #define OCTAVO_BLOCK_CODECS(X)                                  \
   X(fp32, "fp32", rules::Fp32)                                  \
   X(bf16, "bf16", rules::Bfloat16)                              \

@@ -71,8 +71,8 @@ class Outer(StepsOfInner):
       rounds amount to the mean over ranks.
     - ``spread``: whether the momentum is applied in equal parts, one after each step of the next round. Otherwise
       Nesterov's method applies all of it to the anchor at the end of a round. Where parts overshoot, the ranks' next
-      gradients correct it. It suits plans of several bits; docs/quality.md has what was measured. Parameters of 16 bits
-      lose parts that are less than half of a unit in the last place. Parts that come after a round was sent, within
+      gradients correct it. It suits plans of several bits (docs/quality/experiments.md). Parameters of 16 bits lose
+      parts that are less than half of a unit in the last place. Parts that come after a round was sent, within
       ``delay``, do not count.
     - ``delay``: the number of steps for which a round is under way while the rank goes on (Streaming DiLoCo, 2025).
     - ``mix``: the share of its own values that a rank keeps when a round arrives. The only error feedback that can be

@@ -34,8 +34,9 @@ def outer_rates(
     the more ranks there are, and so more noise in its gradient. Where noise prevails, a step contains only 1/√ranks of
     the common direction that a step of all tokens would have. The mean over ranks removes noise, and does not bring
     that back. So the rate grows with the square root of the number of ranks. It was measured on two and four
-    (docs/quality.md), and grows no further beyond. A momentum that is `spread` over the steps of the next round does
-    the same without a jump: one of 1 - 1/√ranks makes moves that continue in one direction √ranks times as long.
+    (docs/quality/experiments.md), and grows no further beyond. A momentum that is `spread` over the steps of the next
+    round does the same without a jump: one of 1 - 1/√ranks makes moves that continue in one direction √ranks times as
+    long.
     """
     counted = min(ranks, _MOST_RANKS_MEASURED)
     own_lr, own_momentum = math.sqrt(counted / 2), 0.3

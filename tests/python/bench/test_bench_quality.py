@@ -25,6 +25,7 @@ from octavo.bench.quality import cli as quality_cli
 from octavo.bench.quality.protocol import Bench, chosen, loss, trials_each
 from octavo.bench.quality.search import KNOBS, Trial, best, next_point
 
+ROOT = Path(__file__).parents[3]
 NANO_SETTING = settings.Setting(
     name="nano",
     title="nano",
@@ -169,18 +170,18 @@ def test_the_json_is_made_of_what_is_finished(tmp_path):
     assert left.seconds == pytest.approx(3 * (15 + 8 * 0.01))
 
 
-def documents(folder: Path, text: str = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n") -> tuple[Path, Path]:
-    paths = folder / "quality.md", folder / "README.md"
+def documents(folder: Path) -> tuple[Path, Path, Path]:
+    paths = folder / "quality.md", folder / "trials.md", folder / "README.md"
     for path in paths:
-        path.write_text(text)
+        path.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     return paths
 
 
 def test_the_tables_say_what_was_trained_and_stay_between_their_markers(tmp_path):
     finish_all(NANO_SETTING, tmp_path)
-    details, readme = documents(tmp_path)
-    report.write_reports(results.collect([NANO_SETTING], tmp_path), details, readme)
-    for path in (details, readme):
+    details, trials, readme = documents(tmp_path)
+    report.write_reports(results.collect([NANO_SETTING], tmp_path), details, trials, readme)
+    for path in (details, trials, readme):
         text = path.read_text()
         assert text.startswith(f"before\n{report.BEGIN}\n") and text.endswith(f"{report.END}\nafter\n")
         assert "old" not in text
@@ -188,6 +189,9 @@ def test_the_tables_say_what_was_trained_and_stay_between_their_markers(tmp_path
     for words in ("6 trials per contender, of 2 steps", "0.9 M parameters", "a Xeon, 2 cores", "torch 2.13.0"):
         assert words in said
     assert "| `sign+ef`, onebit-adamw | lr 0.00675, β1 0.9, β2 0.999 |" in said
+    every_trial = trials.read_text()
+    assert "## Nano\n" in every_trial and every_trial.count("\n| `dense`, adamw |") == 6
+    assert "| `sign+ef`, onebit-adamw | 1 | lr 0.003, β1 0.9, β2 0.999 | 2.750 |" in every_trial
     assert (
         "| nano | 0.9 M, 0.0 M | 2 | 2.663 / 2.662 | 2.663 / 2.662 | +0.0 % | 1/21.0 | 1/30.7 |" in readme.read_text()
     )
@@ -195,8 +199,8 @@ def test_the_tables_say_what_was_trained_and_stay_between_their_markers(tmp_path
 
 def test_the_readme_names_trials_machine_and_torch(tmp_path):
     finish_all(NANO_SETTING, tmp_path)
-    details, readme = documents(tmp_path)
-    report.write_reports(results.collect([NANO_SETTING], tmp_path), details, readme)
+    details, trials, readme = documents(tmp_path)
+    report.write_reports(results.collect([NANO_SETTING], tmp_path), details, trials, readme)
     said = readme.read_text()
     assert all(words in said for words in ("6 trials per contender", "a Xeon, 2 cores", "torch 2.13.0"))
 
@@ -205,16 +209,26 @@ def test_a_change_between_processors_is_marked_and_the_readme_names_those_of_its
     finish_all(NANO_SETTING, tmp_path)
     results_of = results.collect([NANO_SETTING], tmp_path)
     contenders = results_of["settings"]["nano"]["contenders"]
-    details, readme = documents(tmp_path)
-    report.write_reports(results_of, details, readme)
+    details, trials, readme = documents(tmp_path)
+    report.write_reports(results_of, details, trials, readme)
     assert "†" not in details.read_text() + readme.read_text()
     contenders["sign+ef"]["runs"][0]["machine"] = {"processor": "an EPYC", "cores": 2}
     contenders["other"] = dict(contenders["sign+ef"], runs=[dict(contenders["dense"]["runs"][0])])
     contenders["other"]["runs"][0]["machine"] = {"processor": "a Sapphire", "cores": 2}
-    report.write_reports(results_of, details, readme)
+    report.write_reports(results_of, details, trials, readme)
     for said in (details.read_text(), readme.read_text()):
         assert "+0.0 % † |" in said and "† Some of these pairs were trained on different processors" in said
     assert "an EPYC, 2 cores" in readme.read_text() and "a Sapphire" not in readme.read_text()
+
+
+def test_the_repository_has_the_tables_of_its_results(tmp_path):
+    originals = [ROOT / path for path in (quality_cli.DETAILS, quality_cli.TRIALS, quality_cli.README)]
+    copies = [tmp_path / path.name for path in originals]
+    for original, copy in zip(originals, copies, strict=True):
+        copy.write_text(original.read_text())
+    report.write_reports(json.loads((ROOT / quality_cli.RESULTS).read_text()), *copies)
+    for original, copy in zip(originals, copies, strict=True):
+        assert copy.read_text() == original.read_text(), f"{original.name}: run octavo bench quality --report"
 
 
 @pytest.mark.parametrize("outcome", [{"diverged": True}, {"eval_loss": None}, {"eval_loss": math.nan}])
@@ -224,11 +238,11 @@ def test_a_loss_that_is_not_finite_counts_as_diverged(outcome):
 
 def test_documents_without_markers_are_refused_and_left_alone(tmp_path):
     finish_all(NANO_SETTING, tmp_path)
-    details, readme = documents(tmp_path)
+    details, trials, readme = documents(tmp_path)
     readme.write_text("no markers")
     before = details.read_text()
     with pytest.raises(ValueError, match=r"README\.md has no lines"):
-        report.write_reports(results.collect([NANO_SETTING], tmp_path), details, readme)
+        report.write_reports(results.collect([NANO_SETTING], tmp_path), details, trials, readme)
     assert details.read_text() == before
 
 
@@ -236,8 +250,8 @@ def test_a_diverged_run_is_reported_as_such(tmp_path):
     finish_all(NANO_SETTING, tmp_path)
     for run in (tmp_path / "nano" / "runs" / "sign+ef").glob("*seed=1*"):
         runs.write_json(run / runs.OUTCOME, {"diverged": True, "machine": {"processor": "a Xeon", "cores": 2}})
-    details, readme = documents(tmp_path)
-    report.write_reports(results.collect([NANO_SETTING], tmp_path), details, readme)
+    details, trials, readme = documents(tmp_path)
+    report.write_reports(results.collect([NANO_SETTING], tmp_path), details, trials, readme)
     assert "2.663 / diverged | - |" in readme.read_text()
 
 
@@ -339,14 +353,15 @@ def test_a_report_that_is_refused_writes_nothing(tmp_path, monkeypatch):
         result = CliRunner().invoke(cli.app, ["quality", "--report", "--work", work])
         assert result.exit_code == 2 and words in result.stderr
     assert set(tmp_path.rglob("*")) == before
-    (tmp_path / "docs").mkdir()
-    details = tmp_path / "docs" / "quality.md"
-    for path in (details, tmp_path / "README.md"):
+    (tmp_path / "docs" / "quality").mkdir(parents=True)
+    details, trials = tmp_path / "docs" / "quality.md", tmp_path / "docs" / "quality" / "trials.md"
+    for path in (details, trials, tmp_path / "README.md"):
         path.write_text(f"{report.BEGIN}\n{report.END}\n")
     result = CliRunner().invoke(cli.app, ["quality", "--report", "--work", "work"])
     assert result.exit_code == 0, result.stderr
     assert json.loads((tmp_path / "docs" / "quality.json").read_text())["settings"]["bundled"]["contenders"]
     assert "6 trials per contender" in details.read_text()
+    assert "| `dense`, adamw | 6 |" in trials.read_text()
 
 
 def test_a_dry_run_prints_the_plan_and_trains_nothing(tmp_path):

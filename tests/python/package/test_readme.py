@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every ```python block of README.md and of the guides in docs/ runs: on two ranks, in order, and in one namespace per
-section."""
+"""Every ```python block of README.md, HACKING.md and docs/ runs: on two ranks, in order, and in one namespace per
+section. Every link between these pages leads to a file, and to one of its headings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import nn
 import octavo.sycl
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "HACKING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 #: Sections whose blocks need something that is not everywhere, with a function that says what is missing.
 NEEDS = {
@@ -33,11 +33,12 @@ def snippets() -> dict[str, list[tuple[int, str]]]:
     """Returns for each "page: section" its blocks of Python, each with the line of the page at which it begins."""
     found: dict[str, list[tuple[int, str]]] = {}
     for page in PAGES:
+        name = page.relative_to(ROOT / "docs" if page.is_relative_to(ROOT / "docs") else ROOT)
         section, block, begin = "", None, 0
         for number, line in enumerate(page.read_text().splitlines(), 1):
             if block is not None:
                 if line.startswith("```"):
-                    found.setdefault(f"{page.name}: {section}", []).append((begin, "\n".join(block)))
+                    found.setdefault(f"{name}: {section}", []).append((begin, "\n".join(block)))
                     block = None
                 else:
                     block.append(line)
@@ -55,10 +56,22 @@ def test_the_pages_have_snippets_to_run():
     assert set(NEEDS) <= set(snippets())
 
 
-def test_links_lead_to_files():
+def test_links_lead_to_files_and_their_headings():
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+        for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+            if link.startswith("https://"):
+                continue
+            target, _, anchor = link.partition("#")
+            file = page.parent / target if target else page
+            assert file.exists(), f"{page.name}: {link}"
+            assert not anchor or anchor in _anchors(file), f"{page.name}: {link}"
+
+
+def _anchors(page: Path) -> list[str]:
+    """Returns what a link may name behind a `#`, by GitHub's rules."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)", prose, re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 @pytest.mark.ranks
