@@ -13,7 +13,7 @@
 namespace octavo {
 
 /// Raise it with every change to KernelTable, DeviceRuntime or a type that they pass.
-inline constexpr std::uint32_t kPluginAbi = 20;
+inline constexpr std::uint32_t kPluginAbi = 21;
 
 struct BackendStatus {
   std::string name;

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
+#include "octavo/kernels/kernel_names.h"
 #include "octavo/kernels/managed.h"
 #include "octavo/kernels/operands.h"
 #include "octavo/kernels/runtime.h"
@@ -53,14 +55,11 @@ inline std::uint64_t top_k_scratch(std::uint64_t count, const rules::TopK& shape
   return count + std::max(tile / 2 + 256, rules::index_words(shape, count));
 }
 
+/// kernel_names.h has the names of the functions.
 struct KernelTable {
   const char* name;                        // "reference", "avx512", "sycl", ...
   const DeviceRuntime* runtime = nullptr;  // null: ordinary memory, no streams
   const ManagedMemory* managed = nullptr;  // null: the back end has none
-
-  // sign_bits: `value_bytes` is the width of an element, 1, 2, 4 or 8
-  void (*pack_sign_bits)(Queue, const void* values, unsigned value_bytes, std::uint64_t count, std::uint8_t* bits);
-  void (*unpack_sign_bits)(Queue, const std::uint8_t* bits, std::uint64_t count, float* values);
 
   // block_codec: in the order of BlockCodec
   CodecKernels block_codecs[kBlockCodecs];
@@ -75,6 +74,10 @@ struct KernelTable {
                      std::uint8_t* packed);
   bool (*unpack_words)(const std::uint8_t* packed, std::uint64_t count, const rules::WordBlock* blocks,
                        std::uint16_t* words);
+
+  // sign_bits: `value_bytes` is the width of an element, 1, 2, 4 or 8
+  void (*pack_sign_bits)(Queue, const void* values, unsigned value_bytes, std::uint64_t count, std::uint8_t* bits);
+  void (*unpack_sign_bits)(Queue, const std::uint8_t* bits, std::uint64_t count, float* values);
 
   // top_k (rules/top_k.h): writes the largest values of every tile to `values`, one tile after another, and their
   // indices to rules::index_words() words at a multiple of 4 bytes. Writes all values as what is left over to

@@ -110,46 +110,12 @@ constexpr auto late() {
   constexpr auto get = [] { return reference().*Entry; };
   return Late<get, decltype(get())>::run;
 }
-constexpr auto pack_sign_bits = late<&KernelTable::pack_sign_bits>();
-constexpr auto unpack_sign_bits = late<&KernelTable::unpack_sign_bits>();
-constexpr auto select_top = late<&KernelTable::select_top>();
-constexpr auto settle_top = late<&KernelTable::settle_top>();
-constexpr auto gather_top = late<&KernelTable::gather_top>();
-constexpr auto scatter_top = late<&KernelTable::scatter_top>();
-constexpr auto count_large = late<&KernelTable::count_large>();
-constexpr auto select_random = late<&KernelTable::select_random>();
-constexpr auto settle_random = late<&KernelTable::settle_random>();
-constexpr auto scatter_random = late<&KernelTable::scatter_random>();
-constexpr auto insert_sketch = late<&KernelTable::insert_sketch>();
-constexpr auto estimate_sketch = late<&KernelTable::estimate_sketch>();
-constexpr auto find_left_factor = late<&KernelTable::find_left_factor>();
-constexpr auto find_right_factor = late<&KernelTable::find_right_factor>();
-constexpr auto multiply_factors = late<&KernelTable::multiply_factors>();
-constexpr auto chunk_powers = late<&KernelTable::chunk_powers>();
-constexpr auto decay_residual = late<&KernelTable::decay_residual>();
-constexpr auto correct_momentum = late<&KernelTable::correct_momentum>();
-constexpr auto mask_momentum = late<&KernelTable::mask_momentum>();
-constexpr auto subtract_estimate = late<&KernelTable::subtract_estimate>();
-constexpr auto add_to_estimate = late<&KernelTable::add_to_estimate>();
-constexpr auto add_owed = late<&KernelTable::add_owed>();
-constexpr auto keep_owed = late<&KernelTable::keep_owed>();
-constexpr auto add_hits = late<&KernelTable::add_hits>();
-constexpr auto divide_by_hits = late<&KernelTable::divide_by_hits>();
-constexpr auto adamw = late<&KernelTable::adamw>();
-constexpr auto frozen_adamw = late<&KernelTable::frozen_adamw>();
-constexpr auto lamb_moments = late<&KernelTable::lamb_moments>();
-constexpr auto lamb_direction = late<&KernelTable::lamb_direction>();
-constexpr auto mix_momentum = late<&KernelTable::mix_momentum>();
-constexpr auto sign_step = late<&KernelTable::sign_step>();
-constexpr auto lion = late<&KernelTable::lion>();
-constexpr auto zero_one_send = late<&KernelTable::zero_one_send>();
-constexpr auto zero_one_local = late<&KernelTable::zero_one_local>();
-constexpr auto zero_one_sync = late<&KernelTable::zero_one_sync>();
-constexpr auto outer_step = late<&KernelTable::outer_step>();
-// on the host's memory, at once
-constexpr auto measure_words = [](auto... all) { reference().measure_words(all...); };
-constexpr auto pack_words = [](auto... all) { reference().pack_words(all...); };
-constexpr auto unpack_words = [](auto... all) { return reference().unpack_words(all...); };
+#define OCTAVO_LATE(name) constexpr auto name = late<&KernelTable::name>();
+OCTAVO_QUEUED_KERNELS(OCTAVO_LATE)
+#undef OCTAVO_LATE
+#define OCTAVO_AT_ONCE(name) constexpr auto name = [](auto... all) { return reference().name(all...); };
+OCTAVO_HOST_KERNELS(OCTAVO_AT_ONCE)
+#undef OCTAVO_AT_ONCE
 template <BlockCodec codec>
 constexpr auto encode_blocks = Late<[] { return reference().of(codec).encode; }, EncodeKernel*>::run;
 template <BlockCodec codec>
