@@ -8,6 +8,7 @@ clip.
 
 import lightning as L
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,19 +17,35 @@ import octavo
 
 class CompressGradients(L.Callback):
     """Compresses the gradients of the model that Lightning has wrapped in DistributedDataParallel, and clips them to
-    max_norm, unless it is None."""
+    max_norm, unless it is None. Lightning's checkpoints have what the handle keeps for each rank."""
 
     def __init__(self, plan: str, max_norm: float | None = None):
-        self.plan, self.max_norm = plan, max_norm
+        self.plan, self.max_norm, self.handle, self.loaded = plan, max_norm, None, None
+
+    def setup(self, trainer, module, stage):
+        self.loaded = None  # fit() does not go on with what a test() before it has loaded
 
     def on_train_start(self, trainer, module):
         scaler = getattr(trainer.precision_plugin, "scaler", None)  # there is one with precision="16-mixed"
         model, optimizer = trainer.strategy.model, trainer.optimizers[0]
         self.handle = octavo.compress(model, self.plan, optimizer=optimizer, scaler=scaler)
+        if self.loaded is not None:  # fit() resumes from a checkpoint
+            self.handle.load_state_dict(self.loaded)
 
     def on_before_optimizer_step(self, trainer, module, optimizer):
         if self.max_norm is not None:
             self.handle.clip_grad_norm_(self.max_norm)
+
+    def state_dict(self):
+        """Lightning calls this on all ranks, and writes what rank 0 returns: the states of all ranks."""
+        if self.handle is None:
+            return {}
+        states = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(self.handle.state_dict(), states)
+        return {"ranks": states}
+
+    def load_state_dict(self, state_dict):
+        self.loaded = state_dict["ranks"]
 
 
 class Classifier(L.LightningModule):

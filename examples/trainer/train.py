@@ -7,17 +7,32 @@ OneBitAdamW, which sends its momentum in one bit after a warm-up.
 """
 
 import sys
+import warnings
 from contextlib import suppress
+from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
 
 import octavo
 
 
 class CompressGradients(TrainerCallback):
     """Compresses the gradients of the model that Trainer has wrapped in DistributedDataParallel, and clips them to
-    max_norm, unless it is None, in the place of Trainer, which cannot tell error feedback of a clip."""
+    max_norm, unless it is None, in the place of Trainer, which cannot tell error feedback of a clip.
+
+    What the handle keeps for each rank is saved in Trainer's checkpoints, and loaded where train() resumes from one. A
+    callback is not told which one that is: where it is not in output_dir, name it in
+    TrainingArguments(resume_from_checkpoint=...), too.
+    """
 
     def __init__(self, trainer: Trainer, plan: str, max_norm: float | None = 1.0):
         self.trainer, self.plan, self.max_norm, self.compressed = trainer, plan, max_norm, None
@@ -27,6 +42,31 @@ class CompressGradients(TrainerCallback):
             self.compressed = self.trainer.model_wrapped
             scaler = self.trainer.accelerator.scaler  # there is one with fp16=True
             self.handle = octavo.compress(self.compressed, self.plan, optimizer=self.trainer.optimizer, scaler=scaler)
+        if state.global_step > 0:  # train() resumes from a checkpoint
+            is_named = isinstance(args.resume_from_checkpoint, str)
+            folder = args.resume_from_checkpoint if is_named else folder_of(args, state)
+            self.load_handle(Path(folder), args.process_index, args.world_size)
+
+    def load_handle(self, folder: Path, rank: int, ranks: int) -> None:
+        """Loads what this rank has saved in a checkpoint; where another number of ranks has saved it, what all of them
+        have."""
+        files = [folder / f"octavo_{number}.pt" for number in (rank, 0)]
+        there = [file for file in files if file.exists()]
+        if not there:
+            text = f"{files[0]} is not there: error feedback and the ranks' own momenta begin anew"
+            warnings.warn(text, stacklevel=2)
+            return
+        loaded = torch.load(there[0], map_location="cpu")
+        if (saved := loaded["world_size"]) != ranks:
+            loaded = [torch.load(folder / f"octavo_{number}.pt", map_location="cpu") for number in range(saved)]
+        self.handle.load_state_dict(loaded)
+
+    def on_save(self, args, state, control, **kwargs):
+        if args.save_only_model:
+            return
+        folder = folder_of(args, state)
+        folder.mkdir(parents=True, exist_ok=True)  # Trainer makes it, perhaps only on rank 0's host
+        torch.save(self.handle.state_dict(), folder / f"octavo_{args.process_index}.pt")
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         if self.max_norm is None:
@@ -39,6 +79,11 @@ class CompressGradients(TrainerCallback):
         if state.is_world_process_zero:
             stats = self.handle.stats()
             print(f"bytes sent: {stats['wire_bytes']}, in float32: {stats['dense_bytes']}")
+
+
+def folder_of(args: TrainingArguments, state: TrainerState) -> Path:
+    """Returns the folder of Trainer's checkpoint of this step."""
+    return Path(args.output_dir, f"checkpoint-{state.global_step}")
 
 
 def counting(first: int) -> dict[str, list[int]]:

@@ -36,7 +36,8 @@ def compress(
     is wrapped in ``DistributedDataParallel`` (DDP), or sharded by ``torch.distributed.fsdp.fully_shard`` (FSDP2). Call
     it once per model, on all ranks, with the same arguments.
 
-    - ``model``: the DDP model, or the model that ``fully_shard`` was applied to as a whole.
+    - ``model``: the DDP model, or the model that ``fully_shard`` was applied to as a whole. It may be inside of the
+      wrappers of ``torch.compile`` and of Lightning Fabric.
     - ``plan``: how gradients are sent, an ``octavo.Plan`` or its text.
     - ``optimizer``: must be given where the optimizer decides what is sent; it may be built before or after the model
       was wrapped. With ``OneBitAdamW`` and ``OneBitLamb``, ``plan`` is the plan of their momentum, and in their warm-up
@@ -71,7 +72,8 @@ def compress(
 
     Limits with FSDP2:
 
-    - Call this after the last ``fully_shard``.
+    - Call this after the last ``fully_shard``, and where the model was built on the device meta, after
+      ``model.to_empty(device=...)``.
     - ``auto``, and the optimizers that decide what is sent, work only with DDP.
     - Plans that need the whole mean on all ranks (``powersgd``, ``sketch``, ``dgc``, ``delta``, ``+ef21``, ``lsh``,
       ``+econtrol``) work only between replicas.
@@ -96,7 +98,7 @@ def compress(
     if scaler is not None and not hasattr(scaler, "get_scale"):
         raise TypeError(f"[compression.compress] expected a GradScaler as scaler, got {type(scaler).__name__}")
     paging = paging_of(is_paged, page_dir, "compression.compress")
-    model = getattr(model, "_orig_mod", model)  # the module that torch.compile has wrapped
+    model = _unwrapped(model)
     if _is_sharded(model):
         from octavo.fsdp import compress_fsdp  # takes a second to import
 
@@ -138,6 +140,17 @@ def compress(
         seed=seed,
         timeout_s=timeout_s,
     )
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Returns the module of DDP or FSDP2 inside of wrappers of torch.compile and of Lightning Fabric, in any order."""
+    while not (isinstance(model, DistributedDataParallel) or _is_sharded(model)):
+        # that of Fabric first: its wrapper would look for the other one in the module that it was given
+        names = [name for name in ("_forward_module", "_orig_mod") if isinstance(getattr(model, name, None), nn.Module)]
+        if not names:
+            break
+        model = getattr(model, names[0])
+    return model
 
 
 def _is_sharded(model: nn.Module) -> bool:

@@ -154,6 +154,7 @@ def compress_fsdp(
     shards = _shard_group(parameters)
     sent = {name: p if replicas is None else p.to_local() for name, p in parameters.items()}
     table = table_of(sent, exempt_by_name(exempt, parameters, "fsdp.compress"), plan)
+    _require_values(parameters)
     require_kernels(parameters.values())
     meetings = {
         group: Rendezvous(group, "fsdp.compress", timeout_s) for group in (replicas, shards) if group is not None
@@ -296,6 +297,15 @@ def _shard_group(parameters: dict[str, DTensor]) -> dist.ProcessGroup:
             f"[fsdp.compress] the parameters are sharded over {len(meshes)} meshes: shard all of them over one"
         )
     return meshes.pop().get_group()
+
+
+def _require_values(parameters: dict[str, DTensor]) -> None:
+    """Raises NotImplementedError for parameters on the device meta."""
+    if name := next((name for name, parameter in parameters.items() if parameter.is_meta), None):
+        raise NotImplementedError(
+            f"[fsdp.compress] {name} is on the device meta, where it has no values: give the model memory by "
+            f"model.to_empty(device=...), initialize its parameters, and call octavo.compress after that"
+        )
 
 
 def _shard_dim(parameter: DTensor) -> int | None:

@@ -49,8 +49,9 @@ def unwrapped(optimizer: Any) -> Any:
 
 
 def of_itself(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a method that changes attributes of an optimizer. Lightning's and Fabric's wrappers inherit the class
-    of what they wrap, so that such a method would be called for the wrapper, and change the wrapper's attributes."""
+    """Decorates a method that changes attributes of an optimizer, or reads some that the class has too. Lightning's and
+    Fabric's wrappers inherit the class of what they wrap, so that such a method would be called for the wrapper: it
+    would change the wrapper's attributes, and find the class's."""
 
     @wraps(method)
     def call(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -91,6 +92,7 @@ class CheckedOptimizer(Optimizer):
 
     _alike: ClassVar[tuple[str, ...]] = ()  # options that must be the same in all parameter groups
 
+    @of_itself
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         first, group = self.param_groups[0], self.param_groups[-1]

@@ -409,6 +409,7 @@ class FusedOptimizer(CheckedOptimizer):
         finally:
             hook.remove()
 
+    @of_itself
     @outside_of_inference
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes back what ``state_dict()`` of this optimizer, or of another one of this family, has returned, or that

@@ -111,6 +111,7 @@ class DistributedLion(JoinedOptimizer, Lion):
     def phase(self) -> object:
         return super().phase, self._betas(self.param_groups[0])
 
+    @of_itself
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         if self._handle is not None:
@@ -205,6 +206,7 @@ class DistributedLion(JoinedOptimizer, Lion):
 
         return [StepCall(make, check)]
 
+    @of_itself
     @outside_of_inference
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)

@@ -38,7 +38,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     gradient that is added to it, a clip by its norm (use ``clip_grad_norm_`` of this class), a GradScaler that
     ``octavo.compress`` does not know.
 
-    Three things differ from the paper, each for a measured reason (docs/quality.md):
+    Three things differ from the paper, each for a measured reason (docs/quality/experiments.md):
 
     - The momentum is preconditioned before it is sent, so that one scale suits all of a tensor.
     - Its ``beta`` is ``frozen_beta``, 0.5: the feedback of one-bit errors is a delay of its own, and with 0.9 on top
@@ -381,6 +381,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
 
     # ---- state
 
+    @of_itself
     @outside_of_inference
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises ValueError for the state of another optimizer or of other shapes; nothing has changed then."""

@@ -26,6 +26,9 @@ from octavo.optim.state_formats import (
     names_of,
 )
 
+# Names in the states of bitsandbytes. The second one is octavo.optim.convert.NESTED, which cannot be imported here.
+_OF_BITSANDBYTES = frozenset({"state1", "__bnb_optimizer_quant_state__"})
+
 
 class StateMaker:
     """Makes the states of an optimizer's parameters as their groups say, in ordinary memory or in managed memory."""
@@ -138,9 +141,12 @@ class StateMaker:
             )
         known = {"step", "extra_bits"} | {name for moment in self._moments for name in names_of(moment)}
         if unknown := saved.keys() - known:
+            advice = ""
+            if unknown & _OF_BITSANDBYTES:
+                advice = "; translate the state of an optimizer of bitsandbytes by octavo.optim.from_bitsandbytes()"
             raise ValueError(
                 f"[optim.{self._owner}] this is the state of another optimizer, or of one with other options: "
-                f"{self._owner} has no {', '.join(sorted(unknown))}; nothing has changed"
+                f"{self._owner} has no {', '.join(sorted(unknown))}; nothing has changed{advice}"
             )
 
     def _step_of(self, saved: dict[str, Any]) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo._C import Plan
 from octavo.arguments import is_whole_number
 from octavo.finite import all_finite
-from octavo.optim.base import eager_step, loss_of, outside_of_inference
+from octavo.optim.base import eager_step, loss_of, of_itself, outside_of_inference
 from octavo.optim.checks import require_group_options, require_parameter_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
@@ -148,6 +148,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             },
         )
 
+    @of_itself
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self._note_last_step()  # a step that the groups before may have made
         super().add_param_group(param_group)
@@ -168,6 +169,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         return self._position["steps"] >= self._position["var_freeze_step"]
 
     @property
+    @of_itself
     def next_kind(self) -> str:
         """The kind of the next step: ``variance``, ``sync`` or ``local``."""
         self._note_last_step()
@@ -204,6 +206,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         self._count.to_make = None  # only now: a step that found no memory can be made again
         return loss
 
+    @of_itself
     @outside_of_inference
     def synchronize(self) -> None:
         """Makes parameters and momenta the same on all ranks, as a sync step does, but without a gradient and outside
@@ -450,12 +453,14 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             self._count = StepCount()
         super().__setstate__(state)
 
+    @of_itself
     def state_dict(self) -> dict[str, Any]:
         self._memory.require_own_process()  # first: what is left of the last step changes states
         self._note_last_step()
         set_in_all(self.param_groups, learnt=any(self._states().values()))
         return super().state_dict()
 
+    @of_itself
     @outside_of_inference
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises ValueError for the state of another optimizer or of other shapes; nothing has changed then."""
@@ -466,21 +471,28 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             _require_any_state(saved)
 
         self._load_checked(state_dict, check)
-        for parameter, state in self._states().items():
-            if self._handle is None and "preconditioner" in state:
-                self._begin_round_alone(parameter)
+        if self._handle is None:
+            for parameter in self._states():
+                self._return_to_sync(parameter)
         self._enter_phase()
 
     @torch.no_grad()
+    def _return_to_sync(self, parameter: Tensor) -> None:
+        """Makes a parameter what it was at the last sync, if its state, loaded or copied, is that of an optimizer with
+        a handle: the handle kept the update since then. The state stays as it is, because octavo.compress may join the
+        optimizer to a handle that loads the update."""
+        state = self.state[parameter]
+        if "anchor" in state and "update" not in state:
+            parameter.copy_(state["anchor"])
+
     def _begin_round_alone(self, parameter: Tensor) -> None:
-        """Begins a round in a single process that has the state of an optimizer with a handle, loaded or copied. The
-        handle kept momenta and updates, so it begins at the last sync. Does nothing where a round is under way."""
+        """Begins a round in a single process that has the state of an optimizer with a handle. Does nothing where a
+        round is under way."""
         state = self.state[parameter]
         if "update" in state:
             return
+        self._return_to_sync(parameter)
         state.update(exp_avg=self._zeros_like(parameter), update=self._zeros_like(parameter), total=0.0, decay=1.0)
-        if "anchor" in state:
-            parameter.copy_(state["anchor"])
 
 
 def _require_any_state(state_dict: dict[str, Any]) -> None:

@@ -264,6 +264,15 @@ def test_a_run_of_bitsandbytes_goes_on(make, states, moves, nested):
     torch.testing.assert_close(parameters[1].detach(), moves[1], rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_state_of_bitsandbytes_that_was_not_translated_is_refused_with_the_remedy(nested):
+    optimizer = AdamW8bit(zeros_of(SHAPES))
+    unknown = NESTED if nested else "absmax1, absmax2, qmap1, qmap2, state1, state2"
+    words = rf"AdamW8bit has no {unknown}; nothing has changed; translate .* by octavo\.optim\.from_bitsandbytes\(\)$"
+    with pytest.raises(ValueError, match=words):
+        optimizer.load_state_dict(saved_by_bitsandbytes(copy.deepcopy(ADAMW8BIT), nested))
+
+
 def test_blocks_of_an_older_bitsandbytes_become_ours():
     codes = torch.arange(5000, dtype=torch.int32).remainder(256).to(torch.uint8)
     states = {0: {"state1": codes, "absmax1": torch.tensor([1.0, 2.0, 4.0])}}
