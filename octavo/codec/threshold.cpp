@@ -73,7 +73,9 @@ void work_out(c10::Device device, const EncodeInput& input, std::uint64_t count,
 }  // namespace
 
 Threshold::Threshold(double factor, BlockCodec values)
-    : Codec(text_of(factor, values), {.packs = true, .leaves_unsent = true, .weighs_residual = true}), factor_(factor), values_(values) {}
+    : Codec(text_of(factor, values), {.packs = true, .leaves_unsent = true, .weighs_residual = true}),
+      factor_(factor),
+      values_(values) {}
 
 std::uint64_t Threshold::most(std::uint64_t count) const {
   constexpr std::uint64_t kGreatest = std::numeric_limits<std::uint32_t>::max();  // the number of values is one word
