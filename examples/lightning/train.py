@@ -31,6 +31,7 @@ class CompressGradients(L.Callback):
         self.handle = octavo.compress(model, self.plan, optimizer=optimizer, scaler=scaler)
         if self.loaded is not None:  # fit() resumes from a checkpoint
             self.handle.load_state_dict(self.loaded)
+            self.loaded = None
 
     def on_before_optimizer_step(self, trainer, module, optimizer):
         if self.max_norm is not None:
@@ -40,8 +41,10 @@ class CompressGradients(L.Callback):
         """Lightning calls this on all ranks, and writes what rank 0 returns: the states of all ranks."""
         if self.handle is None:
             return {}
+        state = self.handle.state_dict()
+        on_host = {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
         states = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-        dist.gather_object(self.handle.state_dict(), states)
+        dist.gather_object(on_host, states)
         return {"ranks": states}
 
     def load_state_dict(self, state_dict):

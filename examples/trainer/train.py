@@ -6,6 +6,7 @@ With Signum, DistributedLion and ZeroOneAdam, which do not clip, give it max_nor
 OneBitAdamW, which sends its momentum in one bit after a warm-up.
 """
 
+import json
 import sys
 import warnings
 from contextlib import suppress
@@ -43,23 +44,26 @@ class CompressGradients(TrainerCallback):
             scaler = self.trainer.accelerator.scaler  # there is one with fp16=True
             self.handle = octavo.compress(self.compressed, self.plan, optimizer=self.trainer.optimizer, scaler=scaler)
         if state.global_step > 0:  # train() resumes from a checkpoint
-            is_named = isinstance(args.resume_from_checkpoint, str)
-            folder = args.resume_from_checkpoint if is_named else folder_of(args, state)
-            self.load_handle(Path(folder), args.process_index, args.world_size)
+            named = args.resume_from_checkpoint
+            is_it = isinstance(named, str) and step_of(Path(named)) == state.global_step
+            self.load_handle(Path(named) if is_it else folder_of(args, state), args.process_index, args.world_size)
 
     def load_handle(self, folder: Path, rank: int, ranks: int) -> None:
         """Loads what this rank has saved in a checkpoint; where another number of ranks has saved it, what all of them
         have."""
-        files = [folder / f"octavo_{number}.pt" for number in (rank, 0)]
-        there = [file for file in files if file.exists()]
+        files = {number: folder / f"octavo_{number}.pt" for number in (0, rank)}
+        there = [number for number, file in files.items() if file.exists()]
         if not there:
-            text = f"{files[0]} is not there: error feedback and the ranks' own momenta begin anew"
+            text = f"{files[rank]} is not there: error feedback and the ranks' own momenta begin anew"
             warnings.warn(text, stacklevel=2)
             return
-        loaded = torch.load(there[0], map_location="cpu")
-        if (saved := loaded["world_size"]) != ranks:
-            loaded = [torch.load(folder / f"octavo_{number}.pt", map_location="cpu") for number in range(saved)]
-        self.handle.load_state_dict(loaded)
+
+        def load(number: int) -> dict:
+            return torch.load(folder / f"octavo_{number}.pt", map_location="cpu")
+
+        # rank 0's first, where it is on this host: files of other ranks may be left of a world with more ranks
+        saved = load(there[0])["world_size"]
+        self.handle.load_state_dict(load(rank) if saved == ranks else [load(number) for number in range(saved)])
 
     def on_save(self, args, state, control, **kwargs):
         if args.save_only_model:
@@ -79,6 +83,12 @@ class CompressGradients(TrainerCallback):
         if state.is_world_process_zero:
             stats = self.handle.stats()
             print(f"bytes sent: {stats['wire_bytes']}, in float32: {stats['dense_bytes']}")
+
+
+def step_of(checkpoint: Path) -> int | None:
+    """Returns the step of Trainer's checkpoint; None where there is none."""
+    file = checkpoint / "trainer_state.json"
+    return json.loads(file.read_text())["global_step"] if file.exists() else None
 
 
 def folder_of(args: TrainingArguments, state: TrainerState) -> Path:

@@ -140,9 +140,9 @@ class OCTAVO_API Engine {
   at::Tensor reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id);
   /// Reduces a gradient as CustomOpExecutor::takeGrad() does; a copy of it where its memory is not its own.
   void take_grad(at::Tensor grad_tensor, long graph_id, long ds_id);
-  /// Expects no gradient more of parameters of a graph of stage 3 in this pass (Z3CustomOpExecutor::skipGrads): another
-  /// rank that has one may wait for this rank's part of their sum, and take part in no gather until then. Does nothing
-  /// where gradients are ignored.
+  /// Expects no more gradients of these parameters in this pass, for a graph of stage 3
+  /// (Z3CustomOpExecutor::skipGrads): another rank that has one may wait for this rank's part of their sum, and take
+  /// part in no gather until then. Does nothing where gradients are ignored.
   void skip_gradients(long graph_id, const std::vector<long>& ds_ids);
   /// Reduces several gradients. What the current stream gets from now on may use their memory for something else.
   void reduce_grads(at::TensorList grads, long graph_id, const std::vector<long>& ds_ids);

@@ -24,10 +24,9 @@ namespace octavo::dc {
 /// order. A rank sends zeros for those that it lacks when its pass ends, when it is told that they will not come, or as
 /// soon as enough gradients wait behind them: another rank may wait for a bucket with them, and the pass of this one
 /// needs that rank for its next gather. At the end ranks tell one another which others they have, as bits for each
-/// parameter, and send these. The order is that
-/// in which rank 0's gradients came in a pass before, without those that some rank has lacked since. Ranks agree on it
-/// again where that has changed. Not thread-safe; all ranks make the calls of a pass's end together. Throws what Wire
-/// throws.
+/// parameter, and send these. The order is that in which rank 0's gradients came in a pass before, without those that
+/// some rank has lacked since. Ranks agree on it again where that has changed. Not thread-safe; all ranks make the
+/// calls of a pass's end together. Throws what Wire throws.
 class OCTAVO_API GradientOrder {
  public:
   /// A gradient whose turn it is; undefined where this rank has none.
@@ -48,7 +47,7 @@ class OCTAVO_API GradientOrder {
   void give_up_pass();
   /// Takes a gradient, whose memory is this object's from now on. Returns the gradients whose turn it is now.
   Turns take(at::Tensor gradient, long id);
-  /// Expects in this pass no gradient more of these parameters, so that zeros are sent as soon as it is their turn.
+  /// Expects no more gradients of these parameters in this pass, so that zeros are sent as soon as it is their turn.
   /// Returns the gradients whose turn it is now.
   Turns skip(const std::vector<long>& ids);
 

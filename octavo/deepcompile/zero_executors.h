@@ -98,7 +98,7 @@ class OCTAVO_API Z3CustomOpExecutor final : public ReducingExecutor {
 
   void endBackward() override;
   void giveUpPass() override;
-  /// Expects no gradient more of these parameters in this backward pass. In an order on which ranks agree (useOrder())
+  /// Expects no more gradients of these parameters in this backward pass. In an order on which ranks agree (useOrder())
   /// zeros are then sent as soon as it is their turn, so that no other rank waits for them; otherwise it does nothing.
   /// One that comes after all is sent beside the expected ones.
   void skipGrads(const std::vector<long>& ds_ids);

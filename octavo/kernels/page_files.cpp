@@ -87,8 +87,8 @@ class PageFiles::File {
     const Hole place = hole == holes_.end() ? Hole{end_, true} : hole->second;
     const std::uint64_t offset = place.offset;
     // Room on the disk is taken now. If the disk were full later, a write to a page without room would end the process.
-    const bool keeps_room = !place.is_zero;  // give_back()
-    const bool has_room = keeps_room || take_file_room(file_, offset, bytes) == 0;
+    const std::uint64_t new_bytes = place.is_zero ? bytes : 0;  // give_back()
+    const bool has_room = take_file_room(file_, offset, bytes, new_bytes) == 0;
     void* memory = has_room ? map_range(offset, bytes) : nullptr;
     if (memory == nullptr) {
       make_hole(offset, bytes);

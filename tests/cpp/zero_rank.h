@@ -20,12 +20,12 @@ inline c10::intrusive_ptr<c10d::ProcessGroup> process_group_of(const thread_rank
 }
 
 /// A rank with an engine and one graph of all its parameters; parameters are numbered from 0.
-class ZeroOneGraph {
+class ZeroRank {
  public:
   using Shapes = std::vector<std::vector<std::int64_t>>;
   static constexpr long kGraph = 0;
 
-  ZeroOneGraph(const thread_ranks::BackendPtr& backend, int stage, Shapes shapes, dc::EngineOptions options = {})
+  ZeroRank(const thread_ranks::BackendPtr& backend, int stage, Shapes shapes, dc::EngineOptions options = {})
       : engine(process_group_of(backend), backend, /*bucket_size=*/1000, std::move(options)),
         shapes_(std::move(shapes)) {
     for (std::size_t i = 0; i < shapes_.size(); ++i) {

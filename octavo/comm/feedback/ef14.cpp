@@ -38,7 +38,7 @@ void Ef14::require_fit(const CodecText& plan, const LinearMap&) const {
 
 void Ef14::require_fit(const CodecText& plan, const Codec& codec) const {
   if (!codec.traits().leaves_error) plan.refuse("this codec leaves no error that could be fed back");
-  if (kept_ == Kept::in_8_bits) PackedOwed::require_fit(plan, codec);
+  if (kept_ == Kept::in_8_bits) require_one_sum_fits(plan, codec);
 }
 
 std::shared_ptr<FeedbackMemory> Ef14::remember(StateStore& store, std::size_t parameter) const {

@@ -63,6 +63,12 @@ const std::shared_ptr<FeedbackMemory>& FeedbackMemory::none() {
   return memory;
 }
 
+void Feedback::require_one_sum_fits(const CodecText& plan, const Codec& codec) {
+  if (!codec.traits().weighs_residual) return;
+  plan.refuse(codec.text() + " measures values without what is owed, which this feedback adds to them: use " +
+              codec.text() + "+ef");
+}
+
 void Feedback::require_ways_fit(const CodecText& plan, const Codec& up, const Codec& down) const {
   const bool both = !fits_exact_way() || (up.traits().is_exact() && down.traits().is_exact());
   for (const Codec* const codec : {&up, &down}) {

@@ -84,6 +84,8 @@ class OCTAVO_API Feedback {
   virtual void require_fit(const CodecText& plan, const Codec& codec) const = 0;
   /// Whether the codec of one way may be exact. This kind then does nothing on that way.
   virtual bool fits_exact_way() const { return false; }
+  /// Refuses a codec that must know values and residual apart, for kinds that give it their sum.
+  static void require_one_sum_fits(const CodecText& plan, const Codec& codec);
   /// Refuses the codecs of the two ways where they make no sense together with this kind.
   void require_ways_fit(const CodecText& plan, const Codec& up, const Codec& down) const;
   /// Refuses a linear map, or leaves the feedback to the map, which does it in its own way (LinearMap).

@@ -14,7 +14,7 @@ std::string Loco::text() const {
 
 void Loco::require_fit(const CodecText& plan, const Codec& codec) const {
   if (!codec.traits().leaves_error) plan.refuse("this codec leaves no error that could be fed back");
-  PackedOwed::require_fit(plan, codec);
+  require_one_sum_fits(plan, codec);
 }
 
 std::shared_ptr<FeedbackMemory> Loco::remember(StateStore& store, std::size_t parameter) const {

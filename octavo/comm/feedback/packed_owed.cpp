@@ -18,13 +18,6 @@ PackedOwed::PackedOwed(StateStore& store, std::size_t parameter, Repayment repay
       world_size_(store.world_size()),
       repayment_(repayment) {}
 
-void PackedOwed::require_fit(const CodecText& plan, const Codec& codec) {
-  if (!codec.traits().weighs_residual) return;
-  plan.refuse(
-      "threshold measures values without what is owed, which feedback in 8 bits adds to them: use +ef, as in "
-      "threshold:10+ef");
-}
-
 std::uint64_t PackedOwed::granule() const { return packing().traits().granule; }
 
 PackedOwed::Place PackedOwed::open(Versioned& owed, Extent extent, const Contribution& tensor, const Codec& codec,

@@ -28,8 +28,6 @@ struct Repayment {
 class PackedOwed final : public FeedbackMemory {
  public:
   PackedOwed(StateStore& store, std::size_t parameter, Repayment repayment);
-  /// Refuses a codec that must know values and residual apart: it is given their sum.
-  static void require_fit(const CodecText& plan, const Codec& codec);
 
   void begin(c10::Device device, const Contribution& tensor, float power) override;
   void encode(const SentPart& part, const EncodeInput& input) override;

@@ -127,7 +127,7 @@ void MemoryFile::grow(std::uint64_t bytes) {
   if (wanted <= size_) return;
   // Pages are taken now, because a process that is refused a page when it writes there is ended.
   const bool fits = wanted <= name_.capacity;
-  const int refused = fits ? take_file_room(descriptor_, size_, wanted - size_) : 0;
+  const int refused = fits ? take_file_room(descriptor_, size_, wanted - size_, wanted - size_) : 0;
   if (!fits || refused != 0) {
     std::ignore = ftruncate(descriptor_, static_cast<off_t>(size_));  // gives back what was taken before the refusal
     fail(ErrorCode::out_of_memory, "comm.memory_file", "memory that ranks share cannot grow from ", size_, " to ",

@@ -19,7 +19,6 @@ from octavo.bench.ranks import greatest, in_job
 from octavo.outer import FEWEST_ROUNDS
 from octavo.train.plan_text import split_rounds
 
-DEFAULT_PLANS = ["dense", "bf16", "int8+ef", "int4+ef", "sign+ef", "topk:0.01+ef", "outer:20/sign+ef"]
 WORTH_IT = 1.03
 """A plan that is not this many times as fast as dense is not worth the change."""
 

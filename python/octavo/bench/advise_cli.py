@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from octavo.bench import defaults
 from octavo.bench.linked_hosts import RATES
 from octavo.bench.options import JsonFile, Rounds
 from octavo.bench.output import measured_by_ranks, show
@@ -18,7 +19,7 @@ def advise(
         list[str] | None,
         typer.Argument(
             help="Plans to choose from.",
-            show_default="dense bf16 int8+ef int4+ef sign+ef topk:0.01+ef outer:20/sign+ef",
+            show_default=" ".join(defaults.ADVISE_PLANS),
         ),
     ] = None,
     nproc: Annotated[int, typer.Option(min=2, help="Local ranks; torchrun's own number counts instead.")] = 2,
@@ -45,7 +46,7 @@ def advise(
     from octavo.bench.ddp_jobs import check_plans
     from octavo.bench.jobs import check_links
 
-    size, wanted = Size(rows, layers, width), plans or bench.DEFAULT_PLANS
+    size, wanted = Size(rows, layers, width), plans or list(defaults.ADVISE_PLANS)
 
     def check() -> None:
         check_plans(wanted)

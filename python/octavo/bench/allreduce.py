@@ -15,8 +15,6 @@ from octavo.bench.linked_hosts import UNSHAPED
 from octavo.bench.ranks import greatest, in_job
 from octavo.bench.timing import ratio, take_turns, typical
 
-DEFAULT_PLANS = ("dense", "bf16", "int8", "int4", "sign")
-SIZES_KIB = (64, 1024, 16384, 65536)
 TORCH = "torch"
 
 

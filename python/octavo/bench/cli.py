@@ -7,6 +7,7 @@ import torch
 import typer
 
 import octavo
+from octavo.bench import defaults
 from octavo.bench.options import JsonFile, Links, Nproc, Rounds, Unlinked, Words, say_unlinked
 from octavo.bench.output import (
     check_json_file,
@@ -20,7 +21,6 @@ from octavo.bench.output import (
 )
 from octavo.bench.quality.cli import quality
 from octavo.bench.timing import check_words, is_wanted
-from octavo.bench.torch_hooks import DEFAULT as DEFAULT_HOOKS
 from octavo.bench.torch_hooks import DOUBTFUL
 from octavo.train.model_sizes import MODELS
 from octavo.train.options import either
@@ -75,7 +75,7 @@ def ddp(
         typer.Argument(
             help=f"Plans (dense, bf16, int4+ef, ...), rounds of local steps (outer:20/sign+ef) and torch's own "
             f"hooks ({', '.join(DOUBTFUL)}).",
-            show_default="dense bf16 int4+ef sign+ef torch-powersgd:4 torch-int8",
+            show_default=" ".join((*defaults.DDP_PLANS, *defaults.DDP_HOOKS)),
         ),
     ] = None,
     nproc: Nproc = 2,
@@ -97,7 +97,7 @@ def ddp(
     from octavo.bench.ranks import is_main, is_rank
 
     links, sizes = link or [None], [bench.Size(count, layers, width) for count in rows or [4]]
-    contenders = plans or [*bench.DEFAULT_PLANS, *([] if is_rank() else DEFAULT_HOOKS)]
+    contenders = plans or [*defaults.DDP_PLANS, *([] if is_rank() else defaults.DDP_HOOKS)]
     options, report = dict(rounds=rounds, sizes=sizes), json_file if is_main() else None
     measured = measured_by_ranks(
         lambda: [ddp_jobs.measure_as_rank(contenders, **options, report=report)],
@@ -124,8 +124,7 @@ def zero(
             "and fsdp2:keep (reshard_after_forward=False); zero1, zero2 or zero3 of Octavo, compiled or not, with a "
             "codec of parameters and a plan of gradients, as in zero3-compiled:int8/int4+ef. ddp is always among those "
             "whose time is measured.",
-            show_default="ddp ddp-compiled torch-zero1 fsdp2 fsdp2:keep fsdp2-compiled zero1 zero2 zero3 "
-            "zero1-compiled zero3-compiled zero2:int8/int8+ef zero3:int8/int4+ef",
+            show_default=" ".join(defaults.ZERO_CONTENDERS),
         ),
     ] = None,
     nproc: Nproc = 2,
@@ -147,7 +146,7 @@ def zero(
     from octavo.bench import zero as bench
     from octavo.bench import zero_jobs
 
-    names, links = contenders or bench.DEFAULT_CONTENDERS, link or [None]
+    names, links = contenders or list(defaults.ZERO_CONTENDERS), link or [None]
     if measure == zero_jobs.MEMORY:
         say_unlinked(link)
         links = [None]
@@ -170,13 +169,15 @@ def zero(
 def allreduce(
     plans: Annotated[
         list[str] | None,
-        typer.Argument(help="Plans without error feedback.", show_default="dense bf16 int8 int4 sign"),
+        typer.Argument(help="Plans without error feedback.", show_default=" ".join(defaults.ALLREDUCE_PLANS)),
     ] = None,
     nproc: Nproc = 2,
     kib: Annotated[
         list[int] | None,
         typer.Option(
-            min=1, help="Size of the tensor in KiB; may be repeated.", show_default="64, 1024, 16384 and 65536"
+            min=1,
+            help="Size of the tensor in KiB; may be repeated.",
+            show_default=" ".join(map(str, defaults.ALLREDUCE_SIZES_KIB)),
         ),
     ] = None,
     link: Links = None,
@@ -187,8 +188,8 @@ def allreduce(
     torch.distributed.all_reduce."""
     from octavo.bench import allreduce as bench
 
-    wanted, links = plans or bench.DEFAULT_PLANS, link or [None]
-    options = dict(rounds=rounds, sizes_kib=kib or bench.SIZES_KIB)
+    wanted, links = plans or list(defaults.ALLREDUCE_PLANS), link or [None]
+    options = dict(rounds=rounds, sizes_kib=kib or defaults.ALLREDUCE_SIZES_KIB)
     measured = measured_by_ranks(
         lambda: [bench.measure_as_rank(wanted, **options)],
         lambda: bench.measure(wanted, **options, nproc=nproc, links=links),

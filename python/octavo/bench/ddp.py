@@ -31,7 +31,6 @@ from octavo.bench.timing import Seconds, ratio, take_turns, typical
 from octavo.bench.torch_hooks import FP16, HOOKS
 from octavo.train.plan_text import Rounds, split_rounds
 
-DEFAULT_PLANS = ["dense", "bf16", "int4+ef", "sign+ef"]
 ALONE, TORCH = "alone", "torch"  # alone: without communication
 WARMUP_ROUNDS = 3
 MOST_STEPS_TO_SETTLE = 300

@@ -37,4 +37,3 @@ HOOKS: dict[str, Callable[[DistributedDataParallel], None]] = {
 }
 #: Hooks that are measured in jobs of their own: on some process groups they raise or never return.
 DOUBTFUL = tuple(name for name in HOOKS if name != FP16)
-DEFAULT = ("torch-powersgd:4", "torch-int8")

@@ -23,21 +23,6 @@ from octavo.train.model import build_model, model_config
 from octavo.train.model_sizes import SIZES
 from octavo.train.report import memory
 
-DEFAULT_CONTENDERS = (
-    DDP,
-    "ddp-compiled",
-    "torch-zero1",
-    "fsdp2",
-    "fsdp2:keep",
-    "fsdp2-compiled",
-    "zero1",
-    "zero2",
-    "zero3",
-    "zero1-compiled",
-    "zero3-compiled",
-    "zero2:int8/int8+ef",
-    "zero3:int8/int4+ef",
-)
 MODEL = "llama-34m"
 """The default model: 33.7 million parameters."""
 VOCABULARY = 8192

@@ -33,12 +33,13 @@ from octavo.zero.checks import (
 )
 from octavo.zero.compile_config import compile_config
 from octavo.zero.config import ZeroConfig
-from octavo.zero.gathering import GRAPH, Gathering
+from octavo.zero.gathering import Gathering
 from octavo.zero.gradients import Gradients
 from octavo.zero.handle import ZeroHandle
 from octavo.zero.parts import OwnPart
 from octavo.zero.peers import Peers
 from octavo.zero.progress import Progress
+from octavo.zero.whole_parameters import GRAPH
 from octavo.zero.writes import Writes
 
 if TYPE_CHECKING:

@@ -3,30 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 
 
 class FirstUses:
     """The parameters of a forward pass in the order of their first uses.
 
-    Backward passes undo the uses in the opposite order. When one comes to a module, the gradients of all parameters
-    that were first used after the module had ended are complete, or do not come. Of a module that was called several
-    times, the backward pass comes to the last call first.
+    Backward passes undo the uses in the opposite order. When one comes to a call of a module, the gradients of all
+    parameters that were first used after the call had ended are complete, or do not come.
     """
 
     def __init__(self) -> None:
-        self._uses: dict[int, None] = {}  # in order
-        self._used: dict[Hashable, int] = {}  # by module: how many parameters had been used when it ended
+        self._order: dict[int, None] = {}
 
-    def begin(self, parameters: Iterable[int]) -> None:
+    def note(self, parameters: Iterable[int]) -> None:
         """Notes that a module with these parameters begins."""
-        self._uses.update(dict.fromkeys(parameters))
+        self._order.update(dict.fromkeys(parameters))
 
-    def end(self, module: Hashable) -> None:
-        self._used[module] = len(self._uses)
+    @property
+    def count(self) -> int:
+        """How many parameters have been used so far, without those that were taken."""
+        return len(self._order)
 
-    def take_after(self, module: Hashable) -> list[int]:
-        """Returns the parameters whose first use came after the module had ended, the last one first, without those
-        that an earlier call has returned."""
-        used = self._used.get(module, len(self._uses))
-        return [self._uses.popitem()[0] for _ in range(len(self._uses) - used)]
+    def take_after(self, count: int) -> list[int]:
+        """Takes those away that were first used when ``count`` others had been, and returns them, the last one
+        first."""
+        return [self._order.popitem()[0] for _ in range(len(self._order) - count)]

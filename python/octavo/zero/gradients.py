@@ -14,9 +14,10 @@ from octavo.finite import all_finite
 from octavo.hooks import has_hooks_of_others, remove_after, while_alive
 from octavo.optim.clipping import clip_factor, total_norm
 from octavo.zero.always_whole import AlwaysWhole
-from octavo.zero.gathering import GRAPH, Gathering
+from octavo.zero.gathering import Gathering
 from octavo.zero.parts import OwnPart
 from octavo.zero.peers import Peers
+from octavo.zero.whole_parameters import GRAPH
 
 
 class Gradients:

@@ -19,10 +19,10 @@ from octavo.parameters import not_trained
 from octavo.plan import as_plan
 from octavo.rendezvous import Rendezvous, broadcast_from_rank_0, require_same_on_all_ranks
 from octavo.zero.config import ZeroConfig
-from octavo.zero.gathering import GRAPH
 from octavo.zero.optimizer_state import States, options_of
 from octavo.zero.parts import OwnPart
 from octavo.zero.peers import Peers
+from octavo.zero.whole_parameters import GRAPH
 
 
 def connect(

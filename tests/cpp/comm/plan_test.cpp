@@ -186,10 +186,11 @@ TEST(PlanRefusals, ErrorFeedback) {
   expect_no_plan("it has two kinds of feedback, and there is one at most", {"topk:0.01+ef+ef"});
 }
 
-TEST(PlanRefusals, ErrorFeedbackIn8BitsOfAThreshold) {
+TEST(PlanRefusals, FeedbackThatAddsToTheValuesOfAThreshold) {
   expect_no_plan(
-      "threshold measures values without what is owed, which feedback in 8 bits adds to them: use +ef",
-      {"threshold:3+ef:8bit", "threshold:3:sign+ef:0.9:8bit", "threshold:3+loco", "int4+down:threshold:3+loco"});
+      "threshold:3 measures values without what is owed, which this feedback adds to them: use threshold:3+ef",
+      {"threshold:3+ef:8bit", "threshold:3+ef:0.9:8bit", "threshold:3+loco", "int4+down:threshold:3+loco",
+       "threshold:3+econtrol"});
 }
 
 TEST(PlanRefusals, Hits) {

@@ -24,7 +24,7 @@ namespace {
 using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
 
-const ZeroOneGraph::Shapes kUnlikeShapes = {{40, 3}, {9, 7}, {5}, {40, 3}, {700}};
+const ZeroRank::Shapes kUnlikeShapes = {{40, 3}, {9, 7}, {5}, {40, 3}, {700}};
 
 dc::EngineOptions over(bool shared_memory) {
   dc::EngineOptions options;
@@ -38,10 +38,10 @@ dc::EngineOptions over(bool shared_memory) {
 // indexed by rank: the parameters, in the order in which their gradients come
 using Pass = std::vector<std::vector<long>>;
 
-at::Tensor own_gradient(const ZeroOneGraph& mine, long id, int rank) { return mine.whole(id, 5 * rank + 1); }
+at::Tensor own_gradient(const ZeroRank& mine, long id, int rank) { return mine.whole(id, 5 * rank + 1); }
 
 /// Returns the mean gradient, to which ranks without one add zeros; undefined where all ranks lack it.
-at::Tensor mean_gradient(const ZeroOneGraph& mine, const Pass& pass, long id) {
+at::Tensor mean_gradient(const ZeroRank& mine, const Pass& pass, long id) {
   at::Tensor sum;
   for (std::size_t rank = 0; rank < pass.size(); ++rank) {
     for (const long come : pass[rank]) {
@@ -53,12 +53,12 @@ at::Tensor mean_gradient(const ZeroOneGraph& mine, const Pass& pass, long id) {
   return sum.defined() ? sum / static_cast<double>(pass.size()) : sum;
 }
 
-void expect_mean_gradients(ZeroOneGraph& mine, const Pass& pass, int rank, int number) {
+void expect_mean_gradients(ZeroRank& mine, const Pass& pass, int rank, int number) {
   mine.engine.start_backward(true);
   for (const long id : pass[static_cast<std::size_t>(rank)]) {
-    mine.engine.take_grad(own_gradient(mine, id, rank), ZeroOneGraph::kGraph, id);
+    mine.engine.take_grad(own_gradient(mine, id, rank), ZeroRank::kGraph, id);
   }
-  mine.engine.end_backward(ZeroOneGraph::kGraph);
+  mine.engine.end_backward(ZeroRank::kGraph);
   std::vector<long> expected, got = mine.engine.reduced_params();
   for (const long id : mine.ids) {
     const at::Tensor mean = mean_gradient(mine, pass, id);
@@ -86,8 +86,8 @@ TEST(UnlikeRanksTest, GradientsThatSomeLackAreZerosThere) {
     for (const bool learns : {true, false}) {
       for (const std::vector<long>& expected : {std::vector<long>{4, 3, 2, 1, 0}, std::vector<long>{}}) {
         run_ranks(2, [&](const BackendPtr& backend, int rank) {
-          ZeroOneGraph mine(backend, stage, kUnlikeShapes);
-          mine.engine.order_gradients(ZeroOneGraph::kGraph, expected, learns);
+          ZeroRank mine(backend, stage, kUnlikeShapes);
+          mine.engine.order_gradients(ZeroRank::kGraph, expected, learns);
           int number = 0;
           for (int round = 0; round < 2; ++round) {
             for (const Pass& pass : kPasses) expect_mean_gradients(mine, pass, rank, number++);
@@ -104,19 +104,19 @@ TEST(UnlikeRanksTest, NobodyWaitsForAGradientThatIsSkipped) {
   std::promise<void> first_has_handed_over;
   const Pass pass = {{0, 1, 2}, {1, 2}};
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
-    ZeroOneGraph mine(backend, 3, {{3000}, {40}, {980}}, over(true));
-    mine.engine.order_gradients(ZeroOneGraph::kGraph, {0, 1, 2}, true);
+    ZeroRank mine(backend, 3, {{3000}, {40}, {980}}, over(true));
+    mine.engine.order_gradients(ZeroRank::kGraph, {0, 1, 2}, true);
     mine.engine.start_backward(true);
-    if (rank == 1) mine.engine.skip_gradients(ZeroOneGraph::kGraph, {0});
+    if (rank == 1) mine.engine.skip_gradients(ZeroRank::kGraph, {0});
     for (const long id : pass[static_cast<std::size_t>(rank)]) {
-      mine.engine.take_grad(own_gradient(mine, id, rank), ZeroOneGraph::kGraph, id);
+      mine.engine.take_grad(own_gradient(mine, id, rank), ZeroRank::kGraph, id);
     }
     if (rank == 0) {
       first_has_handed_over.set_value();
     } else {
       ASSERT_EQ(first_has_handed_over.get_future().wait_for(std::chrono::seconds(10)), std::future_status::ready);
     }
-    mine.engine.end_backward(ZeroOneGraph::kGraph);
+    mine.engine.end_backward(ZeroRank::kGraph);
     for (const long id : mine.ids) {
       EXPECT_TRUE(at::allclose(mine.gradients[static_cast<std::size_t>(id)], mine.own(mean_gradient(mine, pass, id))));
     }
@@ -125,8 +125,8 @@ TEST(UnlikeRanksTest, NobodyWaitsForAGradientThatIsSkipped) {
 
 TEST(UnlikeRanksTest, AnOrderIsOfParametersOfTheGraph) {
   run_ranks(1, [](const BackendPtr& backend, int) {
-    ZeroOneGraph mine(backend, 2, kUnlikeShapes);
-    EXPECT_THROW(mine.engine.order_gradients(ZeroOneGraph::kGraph, {0, 9}, true), Error);
+    ZeroRank mine(backend, 2, kUnlikeShapes);
+    EXPECT_THROW(mine.engine.order_gradients(ZeroRank::kGraph, {0, 9}, true), Error);
   });
 }
 
@@ -181,10 +181,10 @@ TEST(UnlikeRanksTest, AllReduceTakesALeafThatRequiresAGradient) {
 // ---- other calls
 
 /// Returns the errors of two ranks that each run `body` with their engine.
-std::vector<std::string> said(bool shared_memory, const std::function<void(ZeroOneGraph&, int)>& body) {
+std::vector<std::string> said(bool shared_memory, const std::function<void(ZeroRank&, int)>& body) {
   std::vector<std::string> said(2);
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
-    ZeroOneGraph mine(backend, 3, kUnlikeShapes, over(shared_memory));
+    ZeroRank mine(backend, 3, kUnlikeShapes, over(shared_memory));
     try {
       body(mine, rank);
     } catch (const Error& error) {
@@ -203,7 +203,7 @@ void expect_says(const std::string& said, int rank, const std::string& doing) {
 TEST(UnlikeRanksTest, OtherParametersAreFoundOnAllRanks) {
   for (const bool shared_memory : {true, false}) {
     for (const long other : {1L, 3L}) {  // a parameter of another size, and one of the same size
-      const auto answers = said(shared_memory, [&](ZeroOneGraph& mine, int rank) { mine.gathered(rank * other); });
+      const auto answers = said(shared_memory, [&](ZeroRank& mine, int rank) { mine.gathered(rank * other); });
       expect_says(answers[0], 0, "the gather of parameter 0");
       expect_says(answers[1], 1, "the gather of parameter " + std::to_string(other));
     }
@@ -212,12 +212,12 @@ TEST(UnlikeRanksTest, OtherParametersAreFoundOnAllRanks) {
 
 TEST(UnlikeRanksTest, OtherGradientsAreFoundOnAllRanks) {
   for (const bool shared_memory : {true, false}) {
-    const auto answers = said(shared_memory, [&](ZeroOneGraph& mine, int rank) {
+    const auto answers = said(shared_memory, [&](ZeroRank& mine, int rank) {
       mine.engine.start_backward(true);
       for (const long id : rank == 0 ? std::vector<long>{0, 3} : std::vector<long>{3, 0}) {
-        mine.engine.reduce_grad(mine.whole(id), ZeroOneGraph::kGraph, id);
+        mine.engine.reduce_grad(mine.whole(id), ZeroRank::kGraph, id);
       }
-      mine.engine.end_backward(ZeroOneGraph::kGraph);
+      mine.engine.end_backward(ZeroRank::kGraph);
     });
     expect_says(answers[0], 0, "the sum of the gradients of parameter 0, parameter 3");
     expect_says(answers[1], 1, "the sum of the gradients of parameter 3, parameter 0");
@@ -226,14 +226,14 @@ TEST(UnlikeRanksTest, OtherGradientsAreFoundOnAllRanks) {
 
 TEST(UnlikeRanksTest, AGatherWhereAnotherRankAddsUpIsFound) {
   for (const bool shared_memory : {true, false}) {
-    const auto answers = said(shared_memory, [&](ZeroOneGraph& mine, int rank) {
+    const auto answers = said(shared_memory, [&](ZeroRank& mine, int rank) {
       if (rank == 0) {
         mine.gathered(4);
         return;
       }
       mine.engine.start_backward(true);
-      mine.engine.reduce_grad(mine.whole(2), ZeroOneGraph::kGraph, 2);
-      mine.engine.end_backward(ZeroOneGraph::kGraph);
+      mine.engine.reduce_grad(mine.whole(2), ZeroRank::kGraph, 2);
+      mine.engine.end_backward(ZeroRank::kGraph);
     });
     expect_says(answers[0], 0, "the gather of parameter 4");
     expect_says(answers[1], 1, "the sum of the gradients of parameter 2");
@@ -244,37 +244,37 @@ TEST(UnlikeRanksTest, AGatherWhereAnotherRankAddsUpIsFound) {
 
 TEST(UnlikeRanksTest, WhatWasNotWaitedForCannotBeRead) {
   run_ranks(2, [](const BackendPtr& backend, int) {
-    ZeroOneGraph mine(backend, 3, kUnlikeShapes);
-    const at::Tensor whole = mine.engine.allgather_param(ZeroOneGraph::kGraph, 0);
+    ZeroRank mine(backend, 3, kUnlikeShapes);
+    const at::Tensor whole = mine.engine.allgather_param(ZeroRank::kGraph, 0);
     try {
       whole.sum();
       ADD_FAILURE() << "it was read";
     } catch (const c10::Error& error) {
       EXPECT_NE(std::string(error.what()).find("parameter 0 is on its way to this rank"), std::string::npos);
     }
-    EXPECT_TRUE(at::equal(mine.engine.wait_allgather(whole, ZeroOneGraph::kGraph, 0), mine.whole(0)));
+    EXPECT_TRUE(at::equal(mine.engine.wait_allgather(whole, ZeroRank::kGraph, 0), mine.whole(0)));
   });
 }
 
 TEST(UnlikeRanksTest, AGraphThatHasNotWaitedForAGatherIsRefusedBeforeTheStep) {
   run_ranks(2, [](const BackendPtr& backend, int) {
-    ZeroOneGraph mine(backend, 3, kUnlikeShapes);
+    ZeroRank mine(backend, 3, kUnlikeShapes);
     const auto backward = [&] {
       mine.engine.start_backward(true);
-      mine.engine.end_backward(ZeroOneGraph::kGraph);
+      mine.engine.end_backward(ZeroRank::kGraph);
     };
-    (void)mine.engine.allgather_params_fused(ZeroOneGraph::kGraph, {0, 2});
-    const auto fresh = mine.engine.allgather_params_fused(ZeroOneGraph::kGraph, {1});
-    mine.engine.wait_params(fresh, ZeroOneGraph::kGraph, {1});
+    (void)mine.engine.allgather_params_fused(ZeroRank::kGraph, {0, 2});
+    const auto fresh = mine.engine.allgather_params_fused(ZeroRank::kGraph, {1});
+    mine.engine.wait_params(fresh, ZeroRank::kGraph, {1});
     const std::string said = refusal_of(backward);
     EXPECT_NE(said.find("the gather of parameter 0, parameter 2 was not waited for"), std::string::npos) << said;
     backward();  // the error was already reported
 
-    (void)mine.engine.allgather_params_fused(ZeroOneGraph::kGraph, {0});
+    (void)mine.engine.allgather_params_fused(ZeroRank::kGraph, {0});
     mine.engine.give_up_pass();
     backward();
-    const auto again = mine.engine.allgather_params_fused(ZeroOneGraph::kGraph, {0});
-    mine.engine.wait_params(again, ZeroOneGraph::kGraph, {0});
+    const auto again = mine.engine.allgather_params_fused(ZeroRank::kGraph, {0});
+    mine.engine.wait_params(again, ZeroRank::kGraph, {0});
     EXPECT_TRUE(at::equal(again[0], mine.whole(0)));
   });
 }
@@ -283,8 +283,8 @@ TEST(UnlikeRanksTest, WhatAnEngineThatIsGoneHadUnderWayCanBeReadAgain) {
   run_ranks(2, [](const BackendPtr& backend, int) {
     at::Tensor whole;
     {
-      ZeroOneGraph mine(backend, 3, kUnlikeShapes);
-      whole = mine.engine.allgather_param(ZeroOneGraph::kGraph, 0);
+      ZeroRank mine(backend, 3, kUnlikeShapes);
+      whole = mine.engine.allgather_param(ZeroRank::kGraph, 0);
     }
     EXPECT_EQ(whole.sum().numel(), 1);
   });

@@ -22,11 +22,11 @@ namespace {
 
 using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
-constexpr long kGraphOfAll = ZeroOneGraph::kGraph;
+constexpr long kGraphOfAll = ZeroRank::kGraph;
 
 TEST(DeepSpeedDefects, Stage1GoesOnAccumulatingAfterItsBucketsWereReleased) {
   run_ranks(2, [](const BackendPtr& backend, int rank) {
-    ZeroOneGraph own(backend, 1, {{5, 3}});
+    ZeroRank own(backend, 1, {{5, 3}});
     const at::Tensor gradient = own.whole(0) * (rank + 1);
     for (int step = 0; step < 3; ++step) {
       for (const bool update : {false, false, true}) {
@@ -42,7 +42,7 @@ TEST(DeepSpeedDefects, Stage1GoesOnAccumulatingAfterItsBucketsWereReleased) {
 TEST(DeepSpeedDefects, AParameterOfTwoGraphsAndAGraphThatRunsTwiceAddUpTheirGradients) {
   for (const int stage : {1, 2, 3}) {
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
-      ZeroOneGraph own(backend, stage, {{5, 3}, {2}});
+      ZeroRank own(backend, stage, {{5, 3}, {2}});
       constexpr long kSecond = 1;
       if (stage == 1) own.engine.register_graph_z1(kSecond, {0});
       if (stage == 2) own.engine.register_graph_z2(kSecond, {0});
@@ -63,7 +63,7 @@ TEST(DeepSpeedDefects, AParameterOfTwoGraphsAndAGraphThatRunsTwiceAddUpTheirGrad
 TEST(DeepSpeedDefects, NothingBesideAnOddGradientReachesItsOwner) {
   for (const int world : {2, 3, 4}) {
     run_ranks(world, [](const BackendPtr& backend, int) {
-      ZeroOneGraph own(backend, 3, {{7}, {5}, {1}, {9}});
+      ZeroRank own(backend, 3, {{7}, {5}, {1}, {9}});
       for (int step = 0; step < 2; ++step) {  // the second step uses the first one's memory
         std::vector<at::Tensor> gradients;
         for (const long id : own.ids) {
@@ -84,7 +84,7 @@ TEST(DeepSpeedDefects, NothingBesideAnOddGradientReachesItsOwner) {
 
 TEST(DeepSpeedDefects, WhatWasFetchedAheadIsCastAfterItHasCome) {
   run_ranks(2, [](const BackendPtr& backend, int) {
-    ZeroOneGraph own(backend, 3, {{33, 10}});
+    ZeroRank own(backend, 3, {{33, 10}});
     own.engine.prefetch_params_fused(kGraphOfAll, {0});
     const at::Tensor cast = own.engine.allgather_param(kGraphOfAll, 0, at::kBFloat16);
     EXPECT_TRUE(at::equal(own.engine.wait_allgather(cast, kGraphOfAll, 0), own.whole(0).to(at::kBFloat16)));
@@ -93,7 +93,7 @@ TEST(DeepSpeedDefects, WhatWasFetchedAheadIsCastAfterItHasCome) {
 
 TEST(DeepSpeedDefects, APersistentParameterHasTheTracedDtypeAtEachUse) {
   run_ranks(2, [](const BackendPtr& backend, int) {
-    ZeroOneGraph own(backend, 3, {{33, 10}});
+    ZeroRank own(backend, 3, {{33, 10}});
     own.engine.set_persistent(0);
     own.gathered(0);  // gathers float32, which is kept
     for (int step = 0; step < 2; ++step) {
@@ -110,7 +110,7 @@ TEST(DeepSpeedDefects, APersistentParameterHasTheTracedDtypeAtEachUse) {
 
 TEST(DeepSpeedDefects, ParametersThatAreCastInOneTransferDoNotShareMemory) {
   run_ranks(2, [](const BackendPtr& backend, int) {
-    ZeroOneGraph own(backend, 3, {{40, 3}, {40, 3}, {17}});
+    ZeroRank own(backend, 3, {{40, 3}, {40, 3}, {17}});
     const std::vector<at::ScalarType> dtypes = {at::kBFloat16, at::kHalf, at::kDouble};
     own.engine.prefetch_params_fused(kGraphOfAll, own.ids, dtypes);
     for (const long id : own.ids) {
@@ -124,7 +124,7 @@ TEST(DeepSpeedDefects, ParametersThatAreCastInOneTransferDoNotShareMemory) {
 /// while the values are gathered.
 TEST(DeepSpeedDefects, AShardThatChangesMakesPersistentValuesStale) {
   run_ranks(2, [](const BackendPtr& backend, int) {
-    ZeroOneGraph own(backend, 3, {{33, 10}});
+    ZeroRank own(backend, 3, {{33, 10}});
     own.engine.set_persistent(0);
     const at::Tensor kept = own.gathered(0);
     EXPECT_TRUE(at::equal(kept, own.whole(0)));
@@ -151,7 +151,7 @@ TEST(DeepSpeedDefects, AShardThatChangesMakesPersistentValuesStale) {
 /// A gather that was begun before a shard changed, and that nobody has waited for, as after an error.
 TEST(DeepSpeedDefects, AGatherUnderWayIsNotTakenForThatOfAShardThatChangedSince) {
   run_ranks(2, [](const BackendPtr& backend, int) {
-    ZeroOneGraph own(backend, 3, {{33, 10}, {7}});
+    ZeroRank own(backend, 3, {{33, 10}, {7}});
     own.engine.prefetch_params_fused(kGraphOfAll, {0});
     own.values[0].copy_(own.own(own.whole(0, 3)));
     EXPECT_TRUE(at::equal(own.gathered(0), own.whole(0, 3)));
@@ -172,7 +172,7 @@ TEST(DeepSpeedDefects, AGatherUnderWayIsNotTakenForThatOfAShardThatChangedSince)
 TEST(DeepSpeedDefects, AParameterThatIsUnusedOrFrozenIsLeftOut) {
   for (const int stage : {1, 2, 3}) {
     run_ranks(2, [&](const BackendPtr& backend, int) {
-      ZeroOneGraph own(backend, stage, {{7}, {5}});
+      ZeroRank own(backend, stage, {{7}, {5}});
       own.backward({own.whole(0), at::Tensor()}, true);  // a frozen parameter is not registered
       EXPECT_TRUE(at::allclose(own.gradients[0], own.own(own.whole(0))));
       EXPECT_EQ(own.engine.reduced_params(), std::vector<long>{0});
@@ -184,7 +184,7 @@ TEST(DeepSpeedDefects, NumbersOfGraphsAreNotUsedAgain) {
   run_ranks(1, [](const BackendPtr& backend, int) {
     std::set<long> seen;
     for (int i = 0; i < 3; ++i) {
-      ZeroOneGraph own(backend, 3, {{7}});
+      ZeroRank own(backend, 3, {{7}});
       const long graph = own.engine.new_graph_id();
       own.engine.register_graph_z3(graph, {0});
       EXPECT_EQ(&dc::engine_of(graph), &own.engine);
@@ -199,7 +199,7 @@ TEST(DeepSpeedDefects, NumbersOfGraphsAreNotUsedAgain) {
 
 TEST(DeepSpeedDefects, AValueThatGoesToTheHostMayChangeItsShape) {
   run_ranks(1, [](const BackendPtr& backend, int) {
-    ZeroOneGraph own(backend, 3, {{7}});
+    ZeroRank own(backend, 3, {{7}});
     at::Tensor before;
     const void* memory_before = nullptr;
     for (const at::Tensor& value : {at::rand({4, 5}), at::rand({9}), at::rand({9}), at::rand({9}, at::kDouble)}) {
@@ -217,7 +217,7 @@ TEST(DeepSpeedDefects, AValueThatGoesToTheHostMayChangeItsShape) {
 
 TEST(DeepSpeedDefects, AGatherIsUnderWayWhileGradientsAreReduced) {
   run_ranks(2, [](const BackendPtr& backend, int) {
-    ZeroOneGraph own(backend, 3, {{33, 10}, {7}});
+    ZeroRank own(backend, 3, {{33, 10}, {7}});
     own.engine.start_backward(false);
     own.engine.prefetch_params_fused(kGraphOfAll, {1});
     own.engine.reduce_grad(own.whole(0), kGraphOfAll, 0);

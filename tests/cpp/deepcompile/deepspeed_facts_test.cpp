@@ -19,7 +19,7 @@ namespace {
 
 using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
-constexpr long kOnlyGraph = ZeroOneGraph::kGraph;
+constexpr long kOnlyGraph = ZeroRank::kGraph;
 
 /// A shard has the same number of elements on all ranks. The surplus is at the end of the last one and is never read.
 TEST(DeepSpeedFacts, ShardsMayBePadded) {
@@ -45,7 +45,7 @@ TEST(DeepSpeedFacts, ShardsMayBePadded) {
 TEST(DeepSpeedFacts, Stage1SumsUpBeforeItReducesAndTheOthersAfterwards) {
   for (const int stage : {1, 2, 3}) {
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
-      ZeroOneGraph own(backend, stage, {{33, 10}});
+      ZeroRank own(backend, stage, {{33, 10}});
       const at::Tensor gradient = own.whole(0) * (rank + 1), mean = own.own(own.whole(0) * 1.5);
       own.backward({gradient}, false);
       const auto& local = own.engine.param_registry->accumulation().local;
@@ -65,7 +65,7 @@ TEST(DeepSpeedFacts, Stage1SumsUpBeforeItReducesAndTheOthersAfterwards) {
 
 TEST(DeepSpeedFacts, GradientBuffersAreBoundBeforeTheBackwardPassAndReleasedAfterTheStep) {
   run_ranks(2, [](const BackendPtr& backend, int) {
-    ZeroOneGraph own(backend, 1, {{33, 10}});
+    ZeroRank own(backend, 1, {{33, 10}});
     for (int step = 0; step < 2; ++step) {
       own.engine.update_param_grad_buffer(0, {});
       own.backward({own.whole(0)}, false);  // this backward pass reduces nothing
@@ -81,7 +81,7 @@ TEST(DeepSpeedFacts, GradientBuffersAreBoundBeforeTheBackwardPassAndReleasedAfte
 
 TEST(DeepSpeedFacts, BucketsAreReleasedAfterTheLastGraphAlone) {
   run_ranks(1, [](const BackendPtr& backend, int) {
-    ZeroOneGraph own(backend, 2, {{7}, {5}});
+    ZeroRank own(backend, 2, {{7}, {5}});
     own.engine.register_graph_z2(1, {1});
     const auto bucket = own.engine.reduce_buckets->getBuffer(at::kFloat);
     own.engine.start_backward(true);
@@ -102,7 +102,7 @@ TEST(DeepSpeedFacts, BucketsAreReleasedAfterTheLastGraphAlone) {
 
 TEST(DeepSpeedFacts, APersistentParameterIsGatheredOnceForAllMicroBatchesOfAStep) {
   run_ranks(2, [](const BackendPtr& backend, int) {
-    ZeroOneGraph own(backend, 3, {{33, 10}, {7}});
+    ZeroRank own(backend, 3, {{33, 10}, {7}});
     own.engine.set_persistent(0);
     const void* memory = nullptr;
     for (int step = 0; step < 3; ++step) {
@@ -147,7 +147,7 @@ TEST(DeepSpeedFacts, NumbersOfParametersHave64BitsAndBelongToAnEngine) {
 
 TEST(DeepSpeedFacts, WhilePassesAreMeasuredNothingIsReducedOrFreedAndGathersRun) {
   run_ranks(2, [](const BackendPtr& backend, int) {
-    ZeroOneGraph own(backend, 3, {{33, 10}});
+    ZeroRank own(backend, 3, {{33, 10}});
     own.engine.flags->profile = true;
     own.gradients[0].fill_(5);
     own.engine.start_backward(true);
@@ -171,7 +171,7 @@ TEST(DeepSpeedFacts, WhilePassesAreMeasuredNothingIsReducedOrFreedAndGathersRun)
 
 TEST(DeepSpeedFacts, WhatIsGatheredCanBeClearedAndGraphsForgotten) {
   run_ranks(2, [](const BackendPtr& backend, int) {
-    ZeroOneGraph own(backend, 3, {{33, 10}, {7}, {5}});
+    ZeroRank own(backend, 3, {{33, 10}, {7}, {5}});
     own.engine.set_persistent(1);
     own.engine.prefetch_params_fused(kOnlyGraph, own.ids);
     own.gathered(0);

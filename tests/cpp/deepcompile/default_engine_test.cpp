@@ -367,7 +367,7 @@ TEST(EngineFlags, DivisionBeforeTheSumIsInTheGradientsOwnDtype) {
     for (const bool divides_before : {false, true}) {
       dc::EngineOptions options;
       options.flags.pre_div_reduce = divides_before;
-      ZeroOneGraph own(backend, 2, {{7}}, options);
+      ZeroRank own(backend, 2, {{7}}, options);
       const at::Tensor least = at::full({7}, 0x1p-24, at::kHalf);
       own.backward({least}, true);
       EXPECT_TRUE(own.gradients[0].eq(divides_before ? 0 : 0x1p-24).all().item<bool>());

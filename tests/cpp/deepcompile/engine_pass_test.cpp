@@ -22,9 +22,9 @@ using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
 
 /// A bucket has 1000 elements: it is under way when the second gradient comes.
-const ZeroOneGraph::Shapes kOfPass = {{30, 20}, {700}, {90}};
+const ZeroRank::Shapes kOfPass = {{30, 20}, {700}, {90}};
 const std::vector<at::Tensor> kBrokenOff = {at::linspace(-5, 7, 600).view({30, 20}), at::linspace(7, -6, 700)};
-constexpr long kPassGraph = ZeroOneGraph::kGraph;
+constexpr long kPassGraph = ZeroRank::kGraph;
 
 dc::EngineOptions options_of(const char* plan) {
   dc::EngineOptions options;
@@ -43,7 +43,7 @@ std::vector<at::Tensor> gradients_of_pass(int rank, int pass) {
 
 /// What a codec leaves out is rounded by the number of the step, which differs where a pass was given up: single codes
 /// may differ.
-void expect_same_gradients(const ZeroOneGraph& got, const ZeroOneGraph& expected) {
+void expect_same_gradients(const ZeroRank& got, const ZeroRank& expected) {
   for (std::size_t i = 0; i < kOfPass.size(); ++i) {
     const at::Tensor difference = (got.gradients[i] - expected.gradients[i]).abs();
     EXPECT_LT(difference.sum().item<double>(), 1e-3 * static_cast<double>(difference.numel())) << "parameter " << i;
@@ -58,8 +58,7 @@ void for_each_kind(Body body) {
     for (const int world : {1, 2, 3}) {
       for (const char* plan : {"dense", "int4:64+ef"}) {
         run_ranks(world, [&](const BackendPtr& backend, int rank) {
-          ZeroOneGraph broken(backend, stage, kOfPass, options_of(plan)),
-              whole(backend, stage, kOfPass, options_of(plan));
+          ZeroRank broken(backend, stage, kOfPass, options_of(plan)), whole(backend, stage, kOfPass, options_of(plan));
           body(broken, whole, rank);
         });
         if (testing::Test::HasFailure()) FAIL() << "stage " << stage << ", " << world << " ranks, " << plan;
@@ -69,7 +68,7 @@ void for_each_kind(Body body) {
 }
 
 TEST(EnginePass, OneThatIsGivenUpLeavesNothing) {
-  for_each_kind([](ZeroOneGraph& broken, ZeroOneGraph& whole, int rank) {
+  for_each_kind([](ZeroRank& broken, ZeroRank& whole, int rank) {
     for (auto* const own : {&broken, &whole}) own->backward(gradients_of_pass(rank, 0), true);
     for (const bool update : {false, true}) {
       broken.engine.start_backward(update);
@@ -83,7 +82,7 @@ TEST(EnginePass, OneThatIsGivenUpLeavesNothing) {
 }
 
 TEST(EnginePass, DroppingGradientsAndForgettingGraphsGiveItUp) {
-  for_each_kind([](ZeroOneGraph& broken, ZeroOneGraph& whole, int rank) {
+  for_each_kind([](ZeroRank& broken, ZeroRank& whole, int rank) {
     broken.engine.start_backward(true);
     broken.reduce(kBrokenOff);
     broken.engine.drop_gradients();
@@ -101,7 +100,7 @@ TEST(EnginePass, DroppingGradientsAndForgettingGraphsGiveItUp) {
 /// An earlier micro-batch is given up with the pass that follows it, because that has perhaps added a part of its
 /// gradients. An error outside of a pass leaves it.
 TEST(EnginePass, EarlierMicroBatchesAreGivenUpWithAPassAlone) {
-  for_each_kind([](ZeroOneGraph& broken, ZeroOneGraph& whole, int rank) {
+  for_each_kind([](ZeroRank& broken, ZeroRank& whole, int rank) {
     broken.backward(gradients_of_pass(rank, 0), false);
     broken.engine.start_backward(true);
     broken.reduce(kBrokenOff);
@@ -117,7 +116,7 @@ TEST(EnginePass, EarlierMicroBatchesAreGivenUpWithAPassAlone) {
 
 TEST(EnginePass, OneThatWasNotEndedIsNamedByTheNext) {
   run_ranks(2, [](const BackendPtr& backend, int rank) {
-    ZeroOneGraph own(backend, 2, kOfPass), whole(backend, 2, kOfPass);
+    ZeroRank own(backend, 2, kOfPass), whole(backend, 2, kOfPass);
     const std::vector<at::Tensor> gradients = gradients_of_pass(rank, 0);
     own.engine.start_backward(true);
     own.engine.reduce_grad({}, kPassGraph, 0);
@@ -138,7 +137,7 @@ TEST(EnginePass, OneThatWasNotEndedIsNamedByTheNext) {
 /// In stage 1 sums wait for the last pass of a step. A graph that is left out there must not add them to the next step.
 TEST(EnginePass, AGraphThatTheLastPassOfAStepLeavesOutIsNamed) {
   run_ranks(2, [](const BackendPtr& backend, int rank) {
-    ZeroOneGraph own(backend, 1, kOfPass), whole(backend, 1, kOfPass);
+    ZeroRank own(backend, 1, kOfPass), whole(backend, 1, kOfPass);
     own.engine.register_graph_z1(1, {0});
     const std::vector<at::Tensor> gradients = gradients_of_pass(rank, 0);
     own.backward(gradients, false);
@@ -157,7 +156,7 @@ TEST(EnginePass, AGraphThatTheLastPassOfAStepLeavesOutIsNamed) {
 
 TEST(EnginePass, AParameterWithoutElementsMayHaveSeveralGradients) {
   run_ranks(2, [](const BackendPtr& backend, int) {
-    ZeroOneGraph own(backend, 2, {{0}, {5}});
+    ZeroRank own(backend, 2, {{0}, {5}});
     own.engine.start_backward(true);
     for (int use = 0; use < 3; ++use) own.engine.reduce_grad(at::zeros({0}), kPassGraph, 0);
     own.engine.reduce_grad(at::ones({5}), kPassGraph, 1);
@@ -168,7 +167,7 @@ TEST(EnginePass, AParameterWithoutElementsMayHaveSeveralGradients) {
 
 TEST(EnginePass, GradientsThatWaitForTheirTurnAreGivenUp) {
   run_ranks(2, [](const BackendPtr& backend, int rank) {
-    ZeroOneGraph own(backend, 2, kOfPass), whole(backend, 2, kOfPass);
+    ZeroRank own(backend, 2, kOfPass), whole(backend, 2, kOfPass);
     for (auto* const one : {&own, &whole}) one->engine.order_gradients(kPassGraph, {0, 1, 2}, true);
     own.engine.start_backward(true);
     own.engine.take_grad(kBrokenOff[1].clone(), kPassGraph, 1);
@@ -188,7 +187,7 @@ TEST(EnginePass, GradientsThatWaitForTheirTurnAreGivenUp) {
 /// What the first end of a graph lacked on all ranks may come before its second end, and counts then.
 TEST(EnginePass, AnOrderedGraphThatEndsTwiceKeepsTheGradientsOfBothEnds) {
   run_ranks(2, [](const BackendPtr& backend, int rank) {
-    ZeroOneGraph own(backend, 2, kOfPass), whole(backend, 2, kOfPass);
+    ZeroRank own(backend, 2, kOfPass), whole(backend, 2, kOfPass);
     const std::vector<at::Tensor> gradients = gradients_of_pass(rank, 0);
     own.engine.order_gradients(kPassGraph, {0, 1, 2}, false);
     own.engine.start_backward(true);
@@ -210,7 +209,7 @@ TEST(EnginePass, AnOrderedGraphThatEndsTwiceKeepsTheGradientsOfBothEnds) {
 /// Zeros are sent once in a pass, and so they are taken back once.
 TEST(EnginePass, AnOrderedGraphThatEndsTwiceKeepsTheGradientsOfAnEarlierMicroBatch) {
   run_ranks(2, [](const BackendPtr& backend, int rank) {
-    ZeroOneGraph own(backend, 2, kOfPass), whole(backend, 2, kOfPass);
+    ZeroRank own(backend, 2, kOfPass), whole(backend, 2, kOfPass);
     const std::vector<at::Tensor> first = gradients_of_pass(rank, 0), second = gradients_of_pass(rank, 1);
     own.engine.order_gradients(kPassGraph, {0, 1, 2}, false);
     for (auto* const one : {&own, &whole}) {
@@ -232,7 +231,7 @@ TEST(EnginePass, AnOrderedGraphThatEndsTwiceKeepsTheGradientsOfAnEarlierMicroBat
 /// A graph that ends sends, too, what another one has put into the bucket.
 TEST(EnginePass, AParameterThatOneGraphLacksHasTheGradientOfAnother) {
   run_ranks(2, [](const BackendPtr& backend, int rank) {
-    ZeroOneGraph own(backend, 2, kOfPass), whole(backend, 2, kOfPass);
+    ZeroRank own(backend, 2, kOfPass), whole(backend, 2, kOfPass);
     const std::vector<at::Tensor> gradients = gradients_of_pass(rank, 0);
     own.engine.register_graph_z2(1, {0});
     own.engine.order_gradients(kPassGraph, {0, 1, 2}, true);
@@ -253,7 +252,7 @@ TEST(EnginePass, OthersOfARankThatGivesUpAloneEndByTheirDeadline) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     dc::EngineOptions options;
     options.timeout = std::chrono::milliseconds(300);
-    ZeroOneGraph own(backend, 2, kOfPass, options);
+    ZeroRank own(backend, 2, kOfPass, options);
     ASSERT_EQ(own.engine.why_no_symmetric_memory(), "") << "the other back end, that of threads, has no deadline";
     own.engine.start_backward(true);
     own.engine.reduce_grad(kBrokenOff[0], kPassGraph, 0);

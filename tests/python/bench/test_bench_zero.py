@@ -13,7 +13,8 @@ from train_runs import NANO
 from typer.testing import CliRunner
 
 from octavo.bench import cli, jobs, zero_jobs
-from octavo.bench.zero import DEFAULT_CONTENDERS, MODEL, Row, config_of
+from octavo.bench.defaults import ZERO_CONTENDERS
+from octavo.bench.zero import MODEL, Row, config_of
 from octavo.bench.zero_contenders import TORCHS, ZeroName
 
 #: `octavo bench` in a process that has imported torch.
@@ -106,7 +107,7 @@ def test_names_say_stage_plan_and_codec():
     assert ZeroName.parse("zero3:int8/int4+ef") == ZeroName(3, plan="int4+ef", gather="int8")
     assert ZeroName.parse("zero1-compiled/int8") == ZeroName(1, compile=True, plan="int8")
     assert ZeroName.parse("zero4") is None
-    zero_jobs.check(DEFAULT_CONTENDERS, MODEL, [None], zero_jobs.BOTH)
+    zero_jobs.check(ZERO_CONTENDERS, MODEL, [None], zero_jobs.BOTH)
     assert config_of(MODEL).num_hidden_layers == 8
 
 

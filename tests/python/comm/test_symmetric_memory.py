@@ -85,12 +85,12 @@ def chosen_where_one_cannot(rank: int, wanted: bool | None) -> tuple[bool, list[
     limits = resource.getrlimit(resource.RLIMIT_AS)
     make, has_tried = _C.Engine, []
 
-    def limited(*arguments: Any) -> _C.Engine:
+    def limited(*arguments: Any, **named: Any) -> _C.Engine:
         if rank == 1:
             mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**29, limits[1]))
             has_tried.append(True)
-        return make(*arguments)
+        return make(*arguments, **named)
 
     _C.Engine = limited
     try:

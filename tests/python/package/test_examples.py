@@ -199,6 +199,13 @@ def test_other_ranks_are_given_the_states_of_all_that_saved(tmp_path):
     for rank in range(3):
         assert resumed_callback(arguments_of(tmp_path, rank, 3))[1] == [states]
     elsewhere = arguments_of(tmp_path / "other", 1, 2, named=tmp_path / "checkpoint-4")
+    (tmp_path / "checkpoint-4" / "trainer_state.json").write_text('{"global_step": 4}')
     assert resumed_callback(elsewhere)[1] == [states[1]]
+    (tmp_path / "earlier").mkdir()
+    (tmp_path / "earlier" / "trainer_state.json").write_text('{"global_step": 2}')
+    assert resumed_callback(arguments_of(tmp_path, 1, 2, named=tmp_path / "earlier"))[1] == [states[1]]
+    left_of_three = {"rank": 2, "world_size": 3}
+    torch.save(left_of_three, tmp_path / "checkpoint-4" / "octavo_2.pt")
+    assert resumed_callback(arguments_of(tmp_path, 2, 3))[1] == [states]
     with pytest.warns(UserWarning, match=r"checkpoint-4.octavo_1\.pt is not there: .* begin anew"):
         assert resumed_callback(arguments_of(tmp_path / "other", 1, 2))[1] == []

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from zero_runs import Engine, engine_of, error_of, inputs_of, net, train
 
+import octavo
 from octavo.zero.first_uses import FirstUses
 
 
@@ -18,8 +20,8 @@ class Transfers:
     """Stands for the C++ engine, and notes the parameters of each transfer that is started."""
 
     def __init__(self, engine: Engine):
-        self._engine = engine._gathering._engine
-        engine._gathering._engine = self
+        self._engine = engine._gathering._wholes._engine
+        engine._gathering._wholes._engine = self
         self.started: list[list[int]] = []
         self.most_under_way = 0
         self._under_way: list[list[int]] = []
@@ -140,6 +142,39 @@ def test_parameters_are_refused_after_a_gather_that_found_no_memory(two_ranks):
         assert "expected memory for" in refused and "is not whole on rank" in read and same
 
 
+class Recomputed(nn.Module):
+    """Blocks that are recomputed in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(4))
+
+    def forward(self, x: Tensor, is_reentrant: bool) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=is_reentrant)
+        return x
+
+
+def whole_at_the_end_of_backward(rank: int, is_reentrant: bool) -> list[int]:
+    """Returns, of each step, how many parameters are whole when the backward pass is through the first block."""
+    model = Recomputed()
+    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": 3, "reuse_mib": 0})
+    counts = []
+    for _ in range(3):
+        x = inputs_of(rank).requires_grad_()
+        x.register_hook(lambda _: counts.append(len(engine._gathering._wholes.there)))
+        engine.backward(engine(x, is_reentrant).square().mean())
+        engine.step()
+    return counts
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_recomputed_modules_are_released_with_their_gradients(two_ranks, is_reentrant):
+    """What is recomputed without a backward pass of its own is awaited by nobody."""
+    for counts in two_ranks.run(whole_at_the_end_of_backward, is_reentrant):
+        assert all(count <= 4 for count in counts), counts
+
+
 class WithRoomForAPart(Transfers):
     """An engine that finds memory for the first two parameters of its first gather only."""
 
@@ -170,28 +205,66 @@ def test_a_context_that_found_no_memory_may_begin_again(two_ranks):
         assert started == [[0, 1], [2, 3]] and same and "is not whole on rank" in said
 
 
-def first_uses_of(*calls: str) -> FirstUses:
-    """Each call is the name of a module that begins, with the numbers of its parameters, or ends, as ")name"."""
+def test_first_uses_are_taken_from_the_end_of_their_order():
     uses = FirstUses()
-    for call in calls:
-        name, _, own = call.partition(":")
-        if name.startswith(")"):
-            uses.end(name[1:])
-        else:
-            uses.begin(map(int, own.split()))
-    return uses
+    counts = []
+    for parameters in ([0], [1, 2], [0, 3]):
+        uses.note(parameters)
+        counts.append(uses.count)
+    assert counts == [1, 3, 4]
+    assert [uses.take_after(count) for count in (4, 3, 3, 1, 1)] == [[], [3], [], [2, 1], []]
 
 
-def test_gradients_after_a_module_are_those_that_later_modules_used_first():
-    uses = first_uses_of("a:0", ")a", "b:1 2", ")b", "c:0 3", ")c")
-    assert [uses.take_after(module) for module in ("c", "unknown", "b", "a", "a")] == [[], [], [3], [2, 1], []]
+class Skips(Transfers):
+    """An engine that notes which gradients it is told not to expect, and those that come after all."""
+
+    def __init__(self, engine: Engine):
+        super().__init__(engine)
+        self.skipped: set[int] = set()
+        self.late: set[int] = set()
+        engine._gathering._engine = engine._gradients._engine = self
+
+    def start_backward(self, update: bool) -> None:
+        self.skipped.clear()
+        self._engine.start_backward(update)
+
+    def skip_gradients(self, graph: int, ids: list[int]) -> None:
+        self.skipped.update(ids)
+        self._engine.skip_gradients(graph, ids)
+
+    def take_grad(self, gradient: Tensor, graph: int, id: int) -> None:
+        self.late |= self.skipped & {id}
+        self._engine.take_grad(gradient, graph, id)
 
 
-def test_gradients_of_children_do_not_come_after_their_module():
-    uses = first_uses_of("outer:0", "inner:1", ")inner", ")outer", "last:2", ")last")
-    assert [uses.take_after(module) for module in ("last", "outer", "inner")] == [[], [2], []]
+class Twice(nn.Module):
+    """A module with a parameter and children; one child is called twice, directly and recomputed, around another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.shared, self.between, self.last = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor, is_reentrant: bool) -> Tensor:
+        x = self.between(self.shared(x)).tanh()
+        return self.last(checkpoint(self.shared, x, use_reentrant=is_reentrant)) * self.scale
 
 
-def test_what_comes_after_a_module_that_is_called_twice_comes_after_its_last_call():
-    uses = first_uses_of("shared:0", ")shared", "encoder:1", ")encoder", "shared:0", ")shared", "decoder:2", ")decoder")
-    assert [uses.take_after(module) for module in ("shared", "encoder", "shared")] == [[2], [], []]
+def skip_in_backward(rank: int, is_reentrant: bool, calls: int) -> tuple[list[int], list[int]]:
+    """Makes the backward pass of one loss for several calls. Returns what was skipped at last, and what of it came."""
+    model = Twice()
+    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": 3})
+    skips = Skips(engine)
+    engine._engine = skips
+    for _ in range(3):
+        engine.backward(sum(engine(inputs_of(rank), is_reentrant).square().mean() for _ in range(calls)))
+        engine.step()
+    return sorted(skips.skipped), sorted(skips.late)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_no_gradient_is_skipped_that_comes(two_ranks, is_reentrant, calls):
+    """Each was there already when the backward pass had gone on."""
+    for skipped, late in two_ranks.run(skip_in_backward, is_reentrant, calls):
+        assert skipped and not late

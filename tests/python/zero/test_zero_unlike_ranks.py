@@ -287,24 +287,25 @@ class Gates(nn.Module):
         return self.last(x)
 
 
-def close_all_gates(rank: int, passes_through: bool, config: dict[str, Any]) -> list[Tensor]:
+def close_all_gates(rank: int, shape: tuple, passes_through: bool, config: dict[str, Any]) -> list[Tensor]:
     """In the second half of the steps rank 1 lacks the gradients of all gates."""
     model = Gates(passes_through)
     engine = octavo.initialize(model, adamw(model), {"timeout_s": 20, "bucket_mib": 0.01, **config})
     for step in range(4):
-        inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+        inputs = torch.randn(shape, generator=torch.Generator().manual_seed(10 * step + rank))
         engine.backward(engine(inputs, rank == 0 or step < 2).square().mean())
         engine.step()
     with engine.gathered():
         return [p.detach().clone() for p in model.parameters()]
 
 
+@pytest.mark.parametrize("shape", [(8, 64), (2, 4, 64)])  # a layer returns a view of the second one
 @pytest.mark.parametrize("passes_through", [False, True])
-def test_many_gradients_that_a_rank_lacks_hold_up_no_gather(two_ranks, passes_through):
+def test_many_gradients_that_a_rank_lacks_hold_up_no_gather(two_ranks, passes_through, shape):
     """No gradient comes behind them. A gate that returns its input has the output of the module before it."""
     small = {"zero_stage": 3, "reuse_mib": 0, "gather_mib": 0.001}
-    expected = two_ranks.run(close_all_gates, passes_through, {"zero_stage": 2})
-    for parameters in two_ranks.run(close_all_gates, passes_through, small):
+    expected = two_ranks.run(close_all_gates, shape, passes_through, {"zero_stage": 2})
+    for parameters in two_ranks.run(close_all_gates, shape, passes_through, small):
         assert all(map(torch.equal, parameters, expected[0]))
 
 
