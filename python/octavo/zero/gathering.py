@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,14 @@ from octavo.zero.module_hooks import (
     tensors_in,
 )
 from octavo.zero.whole_parameters import GRAPH, WholeParameters
+
+
+@dataclass(eq=False)
+class Call:
+    """A forward call of a module, which its hooks in the graph hold."""
+
+    used: int | None
+    """How many parameters had been used for the first time when it ended; None for a call in a backward pass."""
 
 
 class Gathering:
@@ -58,7 +68,8 @@ class Gathering:
         # lists by module; modules are numbers, too
         self._own: list[list[int]] = []  # the parameters of each
         self._at_work: list[int] = []  # how many forward passes each makes now
-        self._awaited: list[int] = []  # how many of their backward passes are to come
+        # the calls of each whose backward passes are to come; a graph that is dropped has none
+        self._calls: list[WeakSet[Call]] = []
         # for each open context (a call of `gather_all` without its `leave_all`): `_at_work` when it began
         self._contexts: list[list[int]] = []
         handles = []
@@ -74,15 +85,14 @@ class Gathering:
                 handles.append(module.register_forward_pre_hook(before, prepend=True))
                 handles.append(module.register_forward_hook(after, always_call=True))
         self._at_work = [0] * len(self._own)
-        self._awaited = [0] * len(self._own)
+        self._calls = [WeakSet() for _ in self._own]
         # last, so that it runs before the model's own visit is noted
         handles.append(model.register_forward_pre_hook(own_hook(self._before_pass), prepend=True))
         remove_after(self, handles)
 
     def _before_pass(self, *_: Any) -> None:
-        if not self._contexts:  # what the pass before has left, if it had no backward pass
-            self._visits.clear()
-            self._awaited = [0] * len(self._own)
+        if not self._contexts:
+            self._visits.clear()  # the pass before had no backward pass
 
     def gather_all(self) -> None:
         """Gathers all parameters, which stay whole until as many calls of `leave_all`."""
@@ -136,7 +146,7 @@ class Gathering:
         A backward pass inside of that of its module, as reentrant checkpointing makes one for each segment, may be
         followed by others. And a rank that has left the parameter out of an earlier call of a module has its gradient
         before ranks that have not; what is whole must not depend on that."""
-        is_last = not any(self._awaited[number] > 0 for number in self._users[id])
+        is_last = not any(self._calls[number] for number in self._users[id])
         if is_last and self._backward_of[id] in (None, torch._C._current_graph_task_id()):
             self.release(id)
 
@@ -169,7 +179,6 @@ class Gathering:
         self.release_all()
         self._backward_of = [None] * len(self._users)
         self._last_visits, self._visits = self._visits, []
-        self._awaited = [0] * len(self._own)
         self._uses = FirstUses()
 
     def _comes_soon(self, id: int) -> bool:
@@ -228,21 +237,20 @@ class Gathering:
                 break
         return together
 
-    def _visit_in_backward(self, number: int, used: int | None) -> None:
-        """``used``: how many parameters had been used for the first time when the module's call ended; None for a call
-        that a backward pass has made."""
+    def _visit_in_backward(self, number: int, call: Call) -> None:
         for id in self._own[number]:
             self._backward_of[id] = torch._C._current_graph_task_id()
-        is_of_engine = not self._engine.ignores_gradients()  # and not a backward pass that the user has started
-        if used is not None and is_of_engine:
-            self._awaited[number] -= 1
-            self._skip_gradients_after(used)
+        if not self._engine.ignores_gradients():  # otherwise the user has started this backward pass
+            self._calls[number].discard(call)
+            self._skip_gradients_after(call)
         self._visit(number)
 
-    def _skip_gradients_after(self, used: int) -> None:
+    def _skip_gradients_after(self, call: Call) -> None:
         """Tells the engine which gradients will not come because the backward pass has gone on. A rank that has them
         may wait for this one's part of their sum, and take part in no gather until then."""
-        if not self._contexts and (after := self._uses.take_after(used)):
+        if self._contexts or call.used is None:
+            return
+        if after := self._uses.take_after(call.used):
             self._engine.skip_gradients(GRAPH, after)
 
     def _before_forward(self, number: int, *_: Any) -> None:
@@ -266,19 +274,18 @@ class Gathering:
                 if not (is_read_soon or (has_backward and self._comes_soon(id))):
                     self.release(id)
         if has_backward and not is_transformed:
-            used = None if is_recomputed else self._uses.count
-            self._before_backward(number, [one for one in outputs if one.requires_grad and not one.is_leaf], used)
+            call = Call(None if is_recomputed else self._uses.count)
+            self._before_backward(number, [one for one in outputs if one.requires_grad and not one.is_leaf], call)
 
-    def _before_backward(self, number: int, outputs: list[Tensor], used: int | None) -> None:
+    def _before_backward(self, number: int, outputs: list[Tensor], call: Call) -> None:
         # A change of a view in place leaves the view's own node out of backward, and that of its base in.
         bases = [output._base for output in outputs if output._base is not None]
         outputs += [base for base in bases if base.requires_grad and not base.is_leaf]
-        if outputs and used is not None:  # what is recomputed may have no backward pass
-            self._awaited[number] += 1
         if len(outputs) == 1:
-            outputs[0].register_hook(lambda _: self._visit_in_backward(number, used))
+            outputs[0].register_hook(lambda _: self._visit_in_backward(number, call))
         elif outputs:
-            register_multi_grad_hook(outputs, lambda _: self._visit_in_backward(number, used), mode="any")
+            register_multi_grad_hook(outputs, lambda _: self._visit_in_backward(number, call), mode="any")
+        self._calls[number].add(call)  # for as long as a hook holds it
         # A backward pass comes to a module that returned its input before the one that has made it, as it does where
         # the module does not return it.
         for output in outputs:

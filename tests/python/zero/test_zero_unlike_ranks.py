@@ -319,28 +319,37 @@ class SharedFactor(nn.Module):
         self.gates = nn.ModuleList(Gate() for _ in range(2))
         self.gates[1].factor = self.gates[0].factor
 
-    def forward(self, x: Tensor, are_on: list[bool]) -> Tensor:
+    def forward(self, x: Tensor, are_on: list[bool], is_reentrant: bool | None = None) -> Tensor:
+        if is_reentrant is not None:
+            return checkpoint(self.forward, x, are_on, use_reentrant=is_reentrant)
         for layer, gate, is_on in zip(self.layers, self.gates, are_on, strict=False):
             x = gate(layer(x), is_on)
         return self.layers[2](x)
 
 
-def share_a_factor(rank: int, config: dict[str, Any]) -> list[Tensor]:
-    """Rank 0 uses the factor in the later layer only, and so has its gradient before it comes to the earlier one."""
+def share_a_factor(rank: int, how: str, config: dict[str, Any]) -> list[Tensor]:
+    """Rank 0 uses the factor in the last use only, and so has its gradient before it comes to the first one."""
     model = SharedFactor()
     engine = octavo.initialize(model, adamw(model), {"timeout_s": 20, **config})
     for step in range(3):
-        inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
-        engine.backward(engine(inputs, [rank == 1, True]).square().mean())
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank), requires_grad=True)
+        if how == "two passes":
+            outputs = engine(x, [rank == 1, rank == 1]) + engine(x, [True, True])
+        elif how == "one pass":
+            outputs = engine(x, [rank == 1, True])
+        else:
+            outputs = engine(x, [rank == 1, True], how == "recomputed by a pass of its own")
+        engine.backward(outputs.square().mean())
         engine.step()
     with engine.gathered():
         return [p.detach().clone() for p in model.parameters()]
 
 
-def test_a_shared_parameter_is_gathered_alike_whoever_has_its_gradient(two_ranks):
+@pytest.mark.parametrize("how", ["one pass", "two passes", "recomputed", "recomputed by a pass of its own"])
+def test_a_shared_parameter_is_gathered_alike_whoever_has_its_gradient(two_ranks, how):
     small = {"zero_stage": 3, "reuse_mib": 0, "gather_mib": 0.001}
-    expected = two_ranks.run(share_a_factor, {"zero_stage": 2})
-    for parameters in two_ranks.run(share_a_factor, small):
+    expected = two_ranks.run(share_a_factor, how, {"zero_stage": 2})
+    for parameters in two_ranks.run(share_a_factor, how, small):
         assert all(map(torch.equal, parameters, expected[0]))
 
 
