@@ -108,3 +108,8 @@ def refuse_momenta(handle: octavo.Handle) -> None:
     for attempt in attempts:
         with pytest.raises(NotImplementedError, match="has only a shard of the averages"):
             attempt()
+
+
+def make(plan: str, **options: object) -> tuple[FSDPModule, octavo.Handle, torch.optim.Optimizer]:
+    model = shard(TiedAndUnused(), **options)
+    return model, octavo.compress(model, plan), torch.optim.SGD(model.parameters(), lr=0.05)
