@@ -8,7 +8,6 @@
 #include "octavo/comm/compressor.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/finite.h"
-#include "octavo/device/host_alias.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/gradient_power.h"
 

@@ -6,6 +6,7 @@
 #include <fnmatch.h>
 
 #include "octavo/codec/block_coding.h"
+#include "octavo/codec/registry.h"
 #include "octavo/comm/feedback/ef14.h"
 #include "octavo/kernels/error.h"
 

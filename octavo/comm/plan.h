@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "octavo/codec/codec.h"
+#include "octavo/codec/codec_text.h"
 #include "octavo/codec/linear_map.h"
-#include "octavo/codec/registry.h"
 #include "octavo/comm/feedback/feedback.h"
 #include "octavo/export.h"
 

@@ -95,7 +95,7 @@ void Engine::take_grad(at::Tensor grad_tensor, long graph_id, long ds_id) {
 }
 
 void Engine::skip_gradients(long graph_id, const std::vector<long>& ds_ids) {
-  auto& of_stage_3 = *getExecutor<Z3CustomOpExecutor>(graph_id, executors);
+  Z3CustomOpExecutor& of_stage_3 = z3_executor(graph_id);
   if (pass_.ignores_gradients) return;
   of_stage_3.skipGrads(ds_ids);
   note_gradient(graph_id);

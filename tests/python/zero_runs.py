@@ -96,6 +96,16 @@ def average_gradients(model: nn.Module) -> None:
             dist.all_reduce(parameter.grad)
 
 
+def saved_engine(rank: int, folder: str) -> Engine:
+    """Returns an engine of stage 1 that has made a step of AdamW and has been saved in the folder."""
+    model = net()
+    engine = octavo.initialize(model, torch.optim.AdamW(model.parameters()), {"zero_stage": 1})
+    train(engine, rank, 1)
+    engine.save_checkpoint(folder)
+    torch.distributed.barrier()
+    return engine
+
+
 def error_of(attempt: Callable[[], object]) -> str:
     try:
         attempt()

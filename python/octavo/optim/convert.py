@@ -21,9 +21,8 @@ from torch import Tensor
 from octavo.optim.base import unwrapped
 from octavo.optim.fused import OWN_OPTIONS, FusedOptimizer
 from octavo.optim.shards import as_shard, is_sharded, local
-from octavo.optim.state_formats import BLOCK, IS_SIGNED, blocks_of, floats_of, has_codes, names_of
+from octavo.optim.state_formats import BLOCK, IS_SIGNED, NESTED, blocks_of, floats_of, has_codes, names_of
 
-NESTED = "__bnb_optimizer_quant_state__"  # the key under which bitsandbytes hides tensors from FSDP since 0.50
 MOMENTS = {"1": "exp_avg", "2": "exp_avg_sq"}  # the moments, by the number that bitsandbytes gives them
 OLD_BLOCK = 2048  # the block of bitsandbytes before 0.44
 

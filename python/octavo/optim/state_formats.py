@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 BLOCK = {8: 256, 4: 128}  # by bits: how many elements share a scale
+NESTED = "__bnb_optimizer_quant_state__"  # the key under which bitsandbytes hides tensors from FSDP since 0.50
 IS_SIGNED = {"exp_avg": True, "exp_avg_sq": False}  # by moment: a momentum has signs, a variance has none
 
 

@@ -16,6 +16,7 @@ from octavo.optim.state_arenas import StateArenas
 from octavo.optim.state_formats import (
     BLOCK,
     IS_SIGNED,
+    NESTED,
     blocks_of,
     code_shape,
     floats_of,
@@ -25,9 +26,6 @@ from octavo.optim.state_formats import (
     kept_scales,
     names_of,
 )
-
-# Names in the states of bitsandbytes. The second one is octavo.optim.convert.NESTED, which cannot be imported here.
-_OF_BITSANDBYTES = frozenset({"state1", "__bnb_optimizer_quant_state__"})
 
 
 class StateMaker:
@@ -142,7 +140,7 @@ class StateMaker:
         known = {"step", "extra_bits"} | {name for moment in self._moments for name in names_of(moment)}
         if unknown := saved.keys() - known:
             advice = ""
-            if unknown & _OF_BITSANDBYTES:
+            if unknown & {"state1", NESTED}:
                 advice = "; translate the state of an optimizer of bitsandbytes by octavo.optim.from_bitsandbytes()"
             raise ValueError(
                 f"[optim.{self._owner}] this is the state of another optimizer, or of one with other options: "

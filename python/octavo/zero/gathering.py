@@ -78,14 +78,14 @@ class Gathering:
             if own:
                 number = len(self._own)
                 self._own.append(own)
+                self._at_work.append(0)
+                self._calls.append(WeakSet())
                 for id in own:
                     self._users[id].append(number)
                 # before the user's own hooks, which may read parameters, as the hook of torch's old weight_norm does
                 before, after = own_hook(self._before_forward, number), own_hook(self._after_forward, number)
                 handles.append(module.register_forward_pre_hook(before, prepend=True))
                 handles.append(module.register_forward_hook(after, always_call=True))
-        self._at_work = [0] * len(self._own)
-        self._calls = [WeakSet() for _ in self._own]
         # last, so that it runs before the model's own visit is noted
         handles.append(model.register_forward_pre_hook(own_hook(self._before_pass), prepend=True))
         remove_after(self, handles)

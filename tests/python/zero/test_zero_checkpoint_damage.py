@@ -9,18 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from zero_runs import TiedAndFrozen, adamw, engine_of, error_of, inputs_of, net, step_once, train
+from zero_runs import TiedAndFrozen, adamw, engine_of, error_of, inputs_of, net, saved_engine, step_once, train
 
 import octavo
 
 
 def load_what_breaks_off(rank: int, folder: str) -> list[str]:
     """Returns the error of a load, and that of a backward pass after it."""
-    model = net()
-    engine = octavo.initialize(model, torch.optim.AdamW(model.parameters()), {"zero_stage": 1})
-    train(engine, rank, 1)
-    engine.save_checkpoint(folder)
-    torch.distributed.barrier()
+    engine = saved_engine(rank, folder)
     if rank == 0:
         for file in (Path(folder) / "latest").glob("*.distcp"):
             file.write_bytes(file.read_bytes()[:-200])

@@ -77,17 +77,13 @@ def test_the_gradients_of_a_step_are_used_or_dropped_before_a_checkpoint(two_ran
 
 def save_nowhere(rank: int, folder: str) -> str:
     engine = octavo.initialize(model := nn.Linear(4, 4), adamw(model), {"zero_stage": 2})
-    try:
-        engine.save_checkpoint(Path(folder) / "file" / "below")
-    except OSError as error:
-        return str(error)
-    return "nothing"
+    return error_of(lambda: engine.save_checkpoint(Path(folder) / "file" / "below"))
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_on_every_rank(two_ranks, tmp_path):
     (tmp_path / "file").touch()
     for said in two_ranks.run(save_nowhere, str(tmp_path)):
-        assert said.startswith("[zero.save_checkpoint] rank 0 cannot write to ")
+        assert said.startswith("OSError: [zero.save_checkpoint] rank 0 cannot write to ")
 
 
 class Failing(torch.optim.SGD):

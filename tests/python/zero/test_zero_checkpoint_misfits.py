@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from zero_runs import adamw, engine_of, error_of, net, resumed, train
+from zero_runs import adamw, engine_of, error_of, net, resumed, saved_engine, train
 
 import octavo
 from octavo.zero import checkpoint
@@ -131,11 +131,7 @@ def test_a_checkpoint_of_another_dtype_is_refused(two_ranks, tmp_path):
 
 def load_into_another_optimizer(rank: int, folder: str) -> list[str]:
     """Returns the error of a load, and that of a step after it."""
-    model = net()
-    engine = octavo.initialize(model, torch.optim.AdamW(model.parameters()), {"zero_stage": 1})
-    train(engine, rank, 1)
-    engine.save_checkpoint(folder)
-    torch.distributed.barrier()
+    saved_engine(rank, folder)
     other = engine_of(net(), 1)
     train(other, rank, 1)
     before = [p.detach().clone() for p in other.module.parameters()]
