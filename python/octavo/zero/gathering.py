@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -23,6 +23,7 @@ from octavo.zero.module_hooks import (
     parameters_used_by,
     tensors_in,
 )
+from octavo.zero.visits import Visits
 from octavo.zero.whole_parameters import GRAPH, WholeParameters
 
 
@@ -62,11 +63,10 @@ class Gathering:
         self._wholes = WholeParameters(engine, parameters)
         self._users: list[list[int]] = [[] for _ in ids]  # by parameter: the modules that have it
         self._backward_of: list[int | None] = [None] * len(ids)  # torch's number of the backward pass that needs each
-        self._visits: list[int] = []  # the modules of this pass, in the order in which they needed their parameters
-        self._last_visits: list[int] = []
         self._uses = FirstUses()  # since the last backward pass
         # lists by module; modules are numbers, too
         self._own: list[list[int]] = []  # the parameters of each
+        self._visits = Visits(self._own, self._wholes.bytes)
         self._at_work: list[int] = []  # how many forward passes each makes now
         # the calls of each whose backward passes are to come; a graph that is dropped has none
         self._calls: list[WeakSet[Call]] = []
@@ -92,7 +92,7 @@ class Gathering:
 
     def _before_pass(self, *_: Any) -> None:
         if not self._contexts:
-            self._visits.clear()  # the pass before had no backward pass
+            self._visits.forget_pass()
 
     def gather_all(self) -> None:
         """Gathers all parameters, which stay whole until as many calls of `leave_all`."""
@@ -178,27 +178,8 @@ class Gathering:
     def end_pass(self) -> None:
         self.release_all()
         self._backward_of = [None] * len(self._users)
-        self._last_visits, self._visits = self._visits, []
+        self._visits.end_pass()
         self._uses = FirstUses()
-
-    def _comes_soon(self, id: int) -> bool:
-        """Whether a module needs the parameter again before the modules until then need more than ``kept_bytes`` of
-        others."""
-        place = len(self._visits)
-        if self._last_visits[place - 1 : place] != self._visits[-1:]:
-            return False
-        between = {id}
-        needed = self._wholes.bytes[id]
-        for next_place in range(place, len(self._last_visits)):
-            for other in self._own[self._last_visits[next_place]]:
-                if other == id:
-                    return True
-                if other not in between:
-                    between.add(other)
-                    needed += self._wholes.bytes[other]
-            if needed > self._kept_bytes:
-                return False
-        return False
 
     def _visit(self, number: int) -> None:
         """Gathers the parameters that a module needs now, and starts transfers for the next modules. In a context,
@@ -206,36 +187,14 @@ class Gathering:
         the same on all ranks."""
         if self._contexts:
             return
-        place = len(self._visits)
-        self._visits.append(number)
-        is_known = place < len(self._last_visits) and self._last_visits[place] == number
-        if is_known and not self._wholes.there.issuperset(self._own[number]):
-            self._wholes.start(self._of_a_transfer(place))
+        place = self._visits.add(number)
+        if place is None:
+            self._wholes.gather(self._own[number])
+            return
+        if not self._wholes.there.issuperset(self._own[number]):
+            self._wholes.start(self._visits.transfer_at(place, self._transfer_bytes))
         self._wholes.gather(self._own[number])
-        if is_known:
-            self._start_ahead(place + 1)
-
-    def _start_ahead(self, place: int) -> None:
-        """Starts a transfer for the visits of the last pass that come next. It begins with the first visit from
-        ``place`` on whose parameters are neither whole nor being gathered. Nothing is started where the visits before
-        that one need the bytes of a transfer already."""
-        there_bytes = 0
-        for next_place in range(place, len(self._last_visits)):
-            own = self._own[self._last_visits[next_place]]
-            if not self._wholes.there.issuperset(own):
-                self._wholes.start(self._of_a_transfer(next_place))
-                return
-            there_bytes += sum(self._wholes.bytes[id] for id in own)
-            if there_bytes >= self._transfer_bytes:
-                return
-
-    def _of_a_transfer(self, place: int) -> Iterable[int]:
-        together: dict[int, int] = {}  # the bytes of each parameter
-        for number in self._last_visits[place:]:
-            together.update((id, self._wholes.bytes[id]) for id in self._own[number])
-            if sum(together.values()) >= self._transfer_bytes:
-                break
-        return together
+        self._wholes.start(self._visits.transfer_ahead(place + 1, self._wholes.there, self._transfer_bytes))
 
     def _visit_in_backward(self, number: int, call: Call) -> None:
         for id in self._own[number]:
@@ -271,7 +230,7 @@ class Gathering:
             self._at_work[number] -= 1
             for id in self._own[number]:
                 is_read_soon = is_recomputed or is_transformed or id in returned
-                if not (is_read_soon or (has_backward and self._comes_soon(id))):
+                if not (is_read_soon or (has_backward and self._visits.comes_soon(id, self._kept_bytes))):
                     self.release(id)
         if has_backward and not is_transformed:
             call = Call(None if is_recomputed else self._uses.count)
