@@ -38,6 +38,7 @@ class Case:
     evaluates: bool = False  # whether it evaluates between steps
     passes: int = 1  # the number of forward passes before a backward pass
     changes_buffer: bool = True
+    sgd: bool = False  # the optimizer: SGD with momentum in place of AdamW
 
     @property
     def compiles(self) -> bool:
@@ -52,10 +53,14 @@ class Case:
     @property
     def tolerance(self) -> float:
         """The relative tolerance of losses where sums have another order. AdamW enlarges a rounding of float32 step by
-        step, and one of bfloat16 much more. The cases in float64 show that the differences are roundings."""
+        step, and one of bfloat16 much more. The cases in float64 and of SGD show that the differences are roundings."""
         if self.has_bfloat16:
             return 0.1
-        return 1e-6 if self.dtype == torch.float64 else 1e-3
+        return 1e-6 if self.keeps_roundings_small else 1e-3
+
+    @property
+    def keeps_roundings_small(self) -> bool:
+        return self.sgd or self.dtype == torch.float64
 
     def has_bits(self, stage: int, backend: str | None) -> bool:
         """Whether a replica has the bits of ZeRO's engine. Inductor may fuse other operators where stage 3 partitions
@@ -82,13 +87,15 @@ CASES = {
     # without the buffer that changes: torch 2.13's aot_eager computes other values of a 0-dim buffer in float64
     "float64": Case(dtype=torch.float64, changes_buffer=False),
     "float64, accumulated and clipped": Case(dtype=torch.float64, accumulation=4, clip=0.5, changes_buffer=False),
+    "SGD": Case(sgd=True),
+    "SGD, accumulated and clipped": Case(sgd=True, accumulation=4, clip=0.5),
     "checkpointed": Case(checkpointing="not reentrant"),
     "checkpointed, reentrant": Case(checkpointing="reentrant"),
     "evaluated": Case(evaluates=True),
     "two forward passes": Case(passes=2),
     "two forward passes, no buffer": Case(passes=2, changes_buffer=False),
 }
-SHORT = ("plain", "accumulated and clipped")
+SHORT = ("plain", "accumulated and clipped", "SGD")
 
 
 class Model(nn.Module):
@@ -146,7 +153,9 @@ def evaluated(model: nn.Module, case: Case, rank: int) -> list[float]:
     return [loss]
 
 
-def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, case: Case) -> torch.optim.Optimizer:
+    if case.sgd:
+        return torch.optim.SGD(model.parameters(), lr=5e-4, momentum=0.9, weight_decay=1e-3)
     return torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=0.1)
 
 
@@ -163,7 +172,12 @@ class Trained:
     def is_near(self, other: Trained, case: Case) -> bool:
         early = 5 * case.accumulation
         same = self.losses[:early] == pytest.approx(other.losses[:early], rel=1e-3 if case.has_bfloat16 else 1e-6)
-        return same and self.losses == pytest.approx(other.losses, rel=case.tolerance)
+        same &= self.losses == pytest.approx(other.losses, rel=case.tolerance)
+        return same and (not case.keeps_roundings_small or self.has_parameters_near(other))
+
+    def has_parameters_near(self, other: Trained) -> bool:
+        pairs = zip(self.parameters, other.parameters, strict=True)
+        return all(torch.linalg.vector_norm(a - b) <= 1e-6 * torch.linalg.vector_norm(b) for a, b in pairs)
 
     def has_norms(self, other: Trained, case: Case, has_bits: bool) -> bool:
         """Whether the norms are near: they are formed in another order, from ranks' parts, and without the same bits
@@ -194,7 +208,7 @@ def by_engine(rank: int, case: Case, stage: int, steps: int, backend: str | None
         "reuse_mib": 0.03,
         "compile": backend or False,
     }
-    engine = octavo.initialize(model, optimizer_of(model), config)
+    engine = octavo.initialize(model, optimizer_of(model, case), config)
     losses, norms = [], []
     for batch in range(steps * case.accumulation):
         loss = loss_of(engine, case, rank, batch)
@@ -212,7 +226,7 @@ def by_ddp(rank: int, case: Case, steps: int) -> Trained:
     bare = Model(case)
     by_hand = case.checkpointing == "reentrant" or case.passes > 1
     model = bare if by_hand else DistributedDataParallel(bare, find_unused_parameters=True, broadcast_buffers=False)
-    optimizer, losses = optimizer_of(bare), []
+    optimizer, losses = optimizer_of(bare, case), []
     for batch in range(steps * case.accumulation):
         is_last = (batch + 1) % case.accumulation == 0
         with nullcontext() if by_hand or is_last else model.no_sync():
@@ -271,7 +285,7 @@ def by_replica(
     torch._dynamo.reset()
     model = Model(case)
     forward = torch.compile(model, backend=backend) if backend else model
-    optimizer, losses, norms = optimizer_of(model), [], []
+    optimizer, losses, norms = optimizer_of(model, case), [], []
     sums: dict[Tensor, Tensor] = {}
     for batch in range(steps * case.accumulation):
         loss = loss_of(forward, case, rank, batch)
@@ -310,7 +324,8 @@ def differences(rank: int, names: list[str], backend: str | None, steps: int) ->
     found = []
     for name in names:
         case = CASES[name]
-        ddp = by_ddp(rank, case, steps) if backend is None else None
+        # compiled code rounds differently from eager DDP, which AdamW enlarges in float32
+        ddp = by_ddp(rank, case, steps) if backend is None or case.keeps_roundings_small else None
         replicas: dict[str, Trained] = {}  # by all that makes one stage's replica another than the next one's
         for stage in (1, 2, 3):
             engine = by_engine(rank, case, stage, steps, backend)
@@ -326,7 +341,8 @@ def differences(rank: int, names: list[str], backend: str | None, steps: int) ->
                 found.append(f"{name}, stage {stage}: losses differ from a replica's by {engine.worst(replica)}")
             if ddp is None:
                 continue
-            if not (engine.equals(ddp) if case.is_exact(stage, dist.get_world_size()) else engine.is_near(ddp, case)):
+            is_exact = backend is None and case.is_exact(stage, dist.get_world_size())
+            if not (engine.equals(ddp) if is_exact else engine.is_near(ddp, case)):
                 found.append(f"{name}, stage {stage}: losses differ from DDP's by {engine.worst(ddp)}")
     return found
 
@@ -353,4 +369,4 @@ def test_losses_and_parameters_of_compiled_graphs_are_those_of_torch(
     ranks_of: Callable[[int], RankPool], world: int, backend: str
 ) -> None:
     names = [name for name, case in CASES.items() if case.compiles]
-    require_none(ranks_of(world), names if STEPS else [SHORT[-1]], backend)
+    require_none(ranks_of(world), names if STEPS else ["accumulated and clipped"], backend)
