@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -70,5 +72,9 @@ def in_branches_of_its_own(rank: int, stage: int, size: int) -> str:
 @pytest.mark.parametrize("size", [4, 16])
 @pytest.mark.parametrize("stage", [1, 2])
 def test_ranks_in_different_branches_are_told_so(two_ranks, stage, size):
-    for said in two_ranks.run(in_branches_of_its_own, stage, size):
+    for rank, said in enumerate(two_ranks.run(in_branches_of_its_own, stage, size)):
         assert "ranks take different branches of a module" in said
+        assert re.search(rf"\brank {rank}\b.*\brank {1 - rank}\b", said), said
+        assert re.search(
+            rf"in the sum of the gradients of {('left', 'right')[rank]}.* \(graph \d+, rank {rank}\)", said
+        ), said

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +18,7 @@ from torch.fx import GraphModule
 
 from octavo import _C
 from octavo.hooks import while_alive
-from octavo.zero.all_or_none import on_all_ranks
+from octavo.zero.all_or_none import Result, on_all_ranks
 from octavo.zero.compile_config import CompileConfig
 from octavo.zero.compiled.device import Device
 from octavo.zero.compiled.graph import Profile, ZeroGraph
@@ -31,10 +30,11 @@ from octavo.zero.compiled.lowering import (
     require_code_for,
     run_as_is,
 )
-from octavo.zero.compiled.measure import greatest_of
+from octavo.zero.compiled.measure import Measured, greatest_of
 from octavo.zero.compiled.memory import Memory
 from octavo.zero.compiled.on_host import OnHost
 from octavo.zero.compiled.partition import mark_parameters, partition
+from octavo.zero.compiled.pass_checks import edit_checked
 from octavo.zero.compiled.passes import (
     BUILT_IN,
     Contract,
@@ -54,6 +54,7 @@ class _Graph:
     lowered: Lowered
     view: Callable[[GraphModule], ZeroGraph]
     structure: str
+    name: str
     is_backward: bool
 
 
@@ -121,27 +122,22 @@ class ZeroCompiler:
         if step == 1:
             self._require_same_schedule()
         if self._is_measuring:
-            self._finish_measuring()
+            self._finish_measuring(step)
         due = dict(self._schedule).get(step)
         if due is not None and step > 0:
             self._names = due
             kept = set(self._memory.persistent)
             self._memory.take_back_persistent()
-            on_all_ranks(
-                lambda: self._lower(self._graphs, together=True),
-                "zero.compiled",
-                f"lower the graphs for step {step}",
-                self._peers,
-            )
+            self._on_all_ranks(lambda: self._lower(self._graphs, together=True), f"lower the graphs for step {step}")
             for id in sorted(kept - self._memory.persistent):
                 self._engine.set_persistent(id, False)
         following = dict(self._schedule).get(step + 1, ())
         if any(self._passes[name].contract.needs_profile for name in following):
             self._is_measuring = True
-            if not self._device.is_host:
-                self._device.take_peak()  # the peak before does not belong to the step
-            for graph in self._graphs:
-                self._start_measuring(graph)
+            self._on_all_ranks(self._start_measuring_all, f"begin to measure step {step + 1}")
+
+    def _on_all_ranks(self, work: Callable[[], Result], what: str) -> Result:
+        return on_all_ranks(work, "zero.compiled", what, self._peers)
 
     def _require_same_schedule(self) -> None:
         said = self._peers.values(repr(self._schedule), "zero.set_compile_schedule")
@@ -152,13 +148,10 @@ class ZeroCompiler:
                     f"and rank {rank} has {other}"
                 )
 
-    def _finish_measuring(self) -> None:
+    def _finish_measuring(self, step: int) -> None:
         self._is_measuring = False
-        measured = [(graph.structure, graph.lowered.finish_measuring()) for graph in self._graphs]
-        profiles = [(structure, profile) for structure, profile in measured if profile is not None]
-        self._profiles, self._shared, figures = greatest_of(
-            self._peers.values((profiles, self._figures()), "zero.compiled")
-        )
+        own = self._on_all_ranks(self._measured, f"finish the measured step {step}")
+        self._profiles, self._shared, figures = greatest_of(self._peers.values(own, "zero.compiled"))
         memory, limit_mib = self._memory, self._config.memory_mib
         memory.states = {id: int(figures["states", id]) for id in self._ids.values()}
         memory.shards = {id: int(figures["shards", id]) for id in self._ids.values()}
@@ -171,6 +164,11 @@ class ZeroCompiler:
             unused = max(0, memory.limit_bytes - most + memory.persistent_bytes)  # without what was measured of these
             memory.spare_bytes = unused - memory.persistent_bytes
 
+    def _measured(self) -> Measured:
+        """Ends what measures the graphs. Returns what this rank has measured."""
+        measured = [(graph.structure, graph.lowered.finish_measuring()) for graph in self._graphs]
+        return [(structure, profile) for structure, profile in measured if profile is not None], self._figures()
+
     def _figures(self) -> dict[Any, float]:
         """Returns the figures of this rank."""
         device = self._device
@@ -180,8 +178,15 @@ class ZeroCompiler:
             figures["shards", id] = self._on_host.part_bytes(id)
         return figures
 
+    def _start_measuring_all(self) -> None:
+        if not self._device.is_host:
+            self._device.take_peak()  # the peak before does not belong to the step
+        for graph in self._graphs:
+            self._start_measuring(graph)
+
     def _start_measuring(self, graph: _Graph) -> None:
-        graph.lowered.start_measuring(None if self._device.is_host else self._device.take_peak)
+        take_peak = None if self._device.is_host else self._device.take_peak
+        graph.lowered.start_measuring(take_peak, graph.name, self._peers.rank)
 
     # ---- graphs
 
@@ -264,7 +269,8 @@ class ZeroCompiler:
             transfer_bytes=self._transfer_bytes,
             memory=self._memory,
         )
-        graph = _Graph(Lowered(module, compile), view, view(module).structure(), is_backward)
+        seen = view(module)
+        graph = _Graph(Lowered(module, compile), view, seen.structure(), seen.name, is_backward)
         self._graphs.append(graph)
         try:
             self._lower([graph])
@@ -290,7 +296,7 @@ class ZeroCompiler:
         reductions = [view.reductions() for view in views]
         for name in self._names:  # each pass on all graphs before the next pass: they share the memory to spare
             for view, expected in zip(views, reductions, strict=True):
-                _edit(name, self._passes[name], view, expected)
+                edit_checked(name, self._passes[name], view, expected)
         for id in sorted(self._memory.persistent):
             self._engine.set_persistent(id)
         if any(self._memory.sent.values()):
@@ -307,48 +313,6 @@ class ZeroCompiler:
 
 
 _Part = Callable[..., tuple[GraphModule, GraphModule]]
-
-
-def _edit(name: str, of_name: Pass, graph: ZeroGraph, reductions: Counter[str]) -> None:
-    """Edits a graph, and checks what the pass has made of it. Raises RuntimeError, which names the pass, where that
-    raises something else than one of Octavo's own errors."""
-    try:
-        of_name.edit(graph)
-        _require_reductions(name, reductions, graph)
-        _require_waits(name, graph)
-    except Exception as error:
-        if str(error).startswith("["):
-            raise
-        raise RuntimeError(
-            f"[zero.passes] the pass {name} has failed on graph {graph.graph_id}: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _require_waits(name: str, graph: ZeroGraph) -> None:
-    """Raises ValueError where a pass has left a gather without its wait: the graph would compute with memory that is
-    still being written."""
-    launches = graph.calls(torch.ops.dc.allgather_params_fused.default)
-    waits = graph.calls(torch.ops.dc.wait_params.default)
-    launched, awaited = (Counter(id for call in calls for id in call.args[2]) for calls in (launches, waits))
-    if launched != awaited:
-        others = sorted(set((launched - awaited) + (awaited - launched)))
-        raise ValueError(
-            f"[zero.passes] after the pass {name}, the waits for parameters {others} of graph {graph.graph_id} do not "
-            f"match their gathers: keep one call of dc.wait_params for each of dc.allgather_params_fused, with its ids"
-        )
-
-
-def _require_reductions(name: str, before: Counter[str], graph: ZeroGraph) -> None:
-    """Raises ValueError where a pass has taken from a graph what hands over gradients, or has put more of it there:
-    training would go on with wrong gradients."""
-    now = graph.reductions()
-    if now != before:
-        what = next(iter((before - now) or (now - before)))
-        raise ValueError(
-            f"[zero.passes] the pass {name} has changed which gradients a graph reduces: the graph "
-            f"had {before[what]} calls for {what} before the pass, and has {now[what]} after it; a pass may move calls "
-            f"of dc.reduce_grads and dc.finish_backward, and replace one call by several of the same parameters"
-        )
 
 
 class _Partitioner(CustomPartitionerFn):

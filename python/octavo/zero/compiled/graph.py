@@ -65,6 +65,11 @@ class ZeroGraph:
     later_bytes: int = 0
 
     @property
+    def name(self) -> str:
+        """What errors call the graph."""
+        return f"the {'backward' if self.is_backward else 'forward'} graph {self.graph_id}"
+
+    @property
     def nodes(self) -> list[Node]:
         return list(self.module.graph.nodes)
 

@@ -57,8 +57,9 @@ class Lowered:
             return self._measuring.boxed_run(inputs)
         return self._run(inputs)
 
-    def start_measuring(self, take_peak: Callable[[], int] | None) -> None:
-        self._measuring = Measuring(self._module, take_peak)
+    def start_measuring(self, take_peak: Callable[[], int] | None, graph: str, rank: int) -> None:
+        """``graph``, ``rank``: what errors name."""
+        self._measuring = Measuring(self._module, take_peak, graph, rank)
 
     def finish_measuring(self) -> Profile | None:
         """Returns the figures of the measured step; None where the graph did not run."""

@@ -18,12 +18,22 @@ _SEEDED = {"prims::inductor_random", "prims::inductor_randint"}
 
 
 class Measuring(Interpreter):
-    """Runs a graph node by node. On a device it waits for each node, so that the node's time is its own. ``take_peak``:
-    returns the most bytes that the device had allocated since its last call."""
+    """Runs a graph node by node. On a device it waits for each node, so that the node's time is its own.
 
-    def __init__(self, module: torch.fx.GraphModule, take_peak: Callable[[], int] | None = None):
+    - ``take_peak``: returns the most bytes that the device had allocated since its last call.
+    - ``graph``, ``rank``: what errors name.
+    """
+
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        take_peak: Callable[[], int] | None = None,
+        graph: str = "the graph",
+        rank: int = 0,
+    ):
         super().__init__(module)
-        self._take_peak = take_peak
+        self.extra_traceback = False  # errors are explained here
+        self._take_peak, self._graph, self._rank = take_peak, graph, rank
         self._allocated_bytes: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
         self._live_bytes: dict[str, int] = {}
@@ -37,9 +47,40 @@ class Measuring(Interpreter):
 
     def boxed_run(self, args_list: list[Any]) -> Any:
         self._holders, self._bytes, self._sum_bytes = {}, {}, 0
-        return super().boxed_run(args_list)
+        try:
+            return super().boxed_run(args_list)
+        finally:
+            self.env.clear()  # which has the results, or what there was before an error
 
     def run_node(self, n: Node) -> Any:
+        try:
+            return self._measure(n)
+        except Exception as error:
+            explanation = self._explanation(n, error)
+            if error.args and not isinstance(error.args[0], str):  # as the number of an OSError
+                raise RuntimeError(explanation) from error
+            error.args = (explanation, *error.args[1:])
+            raise
+
+    def _explanation(self, n: Node, error: Exception) -> str:
+        """Returns what an error is to say: that it is of a measured step, and on which rank. Other ranks wait in their
+        transfers for a rank that fails, and do not know why it stays away."""
+        said = str(error)
+        if said.startswith("[comm."):
+            return (
+                f"{said}. It happened in the measured step, which runs graphs node by node: where another rank has "
+                f"failed in it, its own error says so"
+            )
+        if said.startswith("["):
+            return said
+        return (
+            f"[zero.compiled] rank {self._rank} has failed in the measured step, in {self._graph}, at {n.name}: "
+            f"{type(error).__name__}: {said}. Ranks that have not failed wait for this one, and fail too. A measured "
+            f"step runs graphs node by node, by aten's own operators; where that takes too much memory, give a "
+            f"schedule whose passes need no measured step"
+        )
+
+    def _measure(self, n: Node) -> Any:
         if n.op in ("placeholder", "output"):
             return super().run_node(n)
         self._live_bytes[key(n)] = self._sum_bytes

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from octavo.zero.compile_config import BACKENDS
 from octavo.zero.compiled.graph import ZeroGraph
 from octavo.zero.compiled.passes.gather import gather
 from octavo.zero.compiled.passes.offload_activations import offload_activations
@@ -44,8 +45,8 @@ class Contract:
 
     - ``provides``: what is true of a graph after the pass.
     - ``requires``: what must be true of it before the pass.
-    - ``conflicts``: the passes that must not run on the same graph.
-    - ``after``: the passes that must run before it where they run.
+    - ``conflicts``: the names of the passes that must not run on the same graph.
+    - ``after``: the names of the passes that must run before it where they run.
     - ``stages``: the stages of ZeRO that it is for.
     - ``needs_profile``: whether it needs a measured step before it; then a schedule may have it from step 2 on.
     - ``backends``: the backends whose rules of aliasing its operators keep.
@@ -62,13 +63,22 @@ class Contract:
     why_not: Callable[[Setting], str] = lambda setting: ""
 
     def __post_init__(self) -> None:
-        for name in ("provides", "requires", "conflicts", "after", "backends"):
+        for name in ("provides", "requires", "conflicts", "after"):
             value = getattr(self, name)
             if not isinstance(value, Set) or not all(isinstance(one, str) for one in value):
                 raise ValueError(f"[zero.passes] expected a contract's {name} as a set of texts, got {value!r}")
         if not isinstance(self.stages, Set) or not self.stages <= {1, 2, 3}:
             raise ValueError(
                 f"[zero.passes] expected a contract's stages as a set among 1, 2 and 3, got {self.stages!r}"
+            )
+        if not isinstance(self.backends, Set) or not self.backends <= set(BACKENDS):
+            raise ValueError(
+                f"[zero.passes] expected a contract's backends as a set among {' and '.join(BACKENDS)}, got "
+                f"{self.backends!r}"
+            )
+        if not isinstance(self.needs_profile, bool):
+            raise ValueError(
+                f"[zero.passes] expected a contract's needs_profile as True or False, got {self.needs_profile!r}"
             )
         if not callable(self.why_not):
             raise ValueError(f"[zero.passes] expected a contract's why_not as a function, got {self.why_not!r}")
@@ -168,8 +178,9 @@ def _require_sound_step(step: int, names: Iterable[str], passes: Mapping[str, Pa
             raise ValueError(f"{where} {name} is there twice")
         contract = passes[name].contract
         _require_fit(where, name, contract, setting)
+        _require_known(where, name, passes)
         if missing := contract.requires - provided:
-            providers = [n for n, p in passes.items() if p.contract.provides & missing]
+            providers = [n for n, p in passes.items() if p.contract.provides & missing and n != name]
             raise ValueError(f"{where} {name} needs one of {providers} before it, which makes graphs {sorted(missing)}")
         for other in done:
             if other in contract.conflicts or name in passes[other].contract.conflicts:
@@ -182,6 +193,28 @@ def _require_sound_step(step: int, names: Iterable[str], passes: Mapping[str, Pa
         done.append(name)
     if setting.stage == 3 and "gathered" not in provided:
         raise ValueError(f"[zero.passes] step {step}: stage 3 needs the pass gather")
+
+
+def _require_known(where: str, name: str, passes: Mapping[str, Pass]) -> None:
+    """Raises ValueError where the contract of a pass names passes that there are not, whose rules would never be
+    checked, or requires what no pass can make true."""
+    contract = passes[name].contract
+    for field in ("conflicts", "after"):
+        if unknown := getattr(contract, field) - passes.keys():
+            raise ValueError(
+                f"{where} the contract of {name} has in its {field} {_listed(unknown)}, which no pass is called: "
+                f"register such a pass first, or leave the name out; known are {', '.join(sorted(passes))}"
+            )
+    provided = {what for other, of_name in passes.items() if other != name for what in of_name.contract.provides}
+    if missing := contract.requires - provided:
+        raise ValueError(
+            f"{where} {name} requires {_listed(missing)}, which no other pass provides: name in requires what the "
+            f"contract of a registered pass has in provides; these have {_listed(provided)}"
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names)))
 
 
 def _require_fit(where: str, name: str, contract: Contract, setting: Setting) -> None:
