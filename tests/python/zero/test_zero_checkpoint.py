@@ -24,6 +24,37 @@ def test_a_resumed_run_is_the_run_to_the_bit(two_ranks, stages, make, tmp_path):
     assert [a + b for a, b in zip(first, rest, strict=True)] == whole
 
 
+def gone_on_otherwise(rank: int, compile: tuple[Any, Any], stages: tuple[int, int], folder: str) -> list[list[float]]:
+    """Returns the losses of the steps after a checkpoint, of the engine that has saved it and of one that loads it."""
+    losses = []
+    for number in range(2):
+        torch._dynamo.reset()
+        model = TiedAndFrozen()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=(1e-3, 0.5)[number], eps=1e-4, weight_decay=0.1)
+        engine = octavo.initialize(model, optimizer, {"zero_stage": stages[number], "compile": compile[number]})
+        if number == 0:
+            for batch in range(5):
+                step_once(engine, rank, batch)
+            engine.save_checkpoint(folder)
+        else:
+            engine.load_checkpoint(folder)
+        losses.append([step_once(engine, rank, batch) for batch in range(5, 10)])
+    return losses
+
+
+WITH_GRAPHS = {"backend": "aot_eager", "memory_mib": 2.0**20}  # from the fourth step on parameters stay whole
+
+
+@pytest.mark.parametrize(
+    ("compile", "stages"),
+    [((WITH_GRAPHS, False), (3, 3)), ((WITH_GRAPHS, False), (3, 1)), ((False, WITH_GRAPHS), (1, 3))],
+    ids=["from compiled", "from compiled to stage 1", "to compiled"],
+)
+def test_compiled_and_eager_engines_load_each_others_checkpoints(two_ranks, tmp_path, compile, stages):
+    for whole, loaded in two_ranks.run(gone_on_otherwise, compile, stages, str(tmp_path / "one")):
+        assert loaded == pytest.approx(whole, rel=1e-4)
+
+
 def loads_its_first_state(rank: int, stage: int, folder: str) -> list[list[float]]:
     """Returns the losses of a run whose parameters are sent by a codec, and of one from its state before the first
     step."""

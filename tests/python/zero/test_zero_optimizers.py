@@ -9,8 +9,9 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
-from zero_runs import error_of, inputs_of, net, train
+from zero_runs import TiedAndFrozen, error_of, inputs_of, loss_of, net, step_once, train
 
 import octavo
 
@@ -58,6 +59,46 @@ def go_on_from(
 def test_an_optimizer_goes_on_from_the_state_that_it_has(two_ranks, make, before, stage):
     for alone, shared in two_ranks.run(go_on_from, make, stage, before):
         assert shared == pytest.approx(alone, rel=1e-4, abs=1e-6)
+
+
+def of_sizes(rank: int, make: Callable[..., torch.optim.Optimizer], stage: int | None) -> tuple[list[float], int]:
+    """Returns the losses and the bytes of the optimizer's state; without a stage the losses of DDP."""
+    model = TiedAndFrozen()
+    optimizer = make(model.parameters())
+    if stage is not None:
+        engine = octavo.initialize(model, optimizer, {"zero_stage": stage})
+        return [step_once(engine, rank, batch) for batch in range(6)], engine.optimizer_bytes()
+    ddp, losses = DistributedDataParallel(model, find_unused_parameters=True), []
+    for batch in range(6):
+        optimizer.zero_grad()
+        loss = loss_of(ddp, rank, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, 0
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("name", ["Adam4bit", "AdamW4bit"])
+def test_states_of_four_bits_train_as_by_ddp(two_ranks, name, stage):
+    """They are near, and not equal: blocks of codes begin where a rank's part does."""
+    narrow = partial(getattr(octavo.optim, name), lr=1e-3, min_8bit_size=512)
+    wide = partial(getattr(octavo.optim, name.removesuffix("4bit")), lr=1e-3)
+    by_ddp, of_wide, of_narrow = (
+        two_ranks.run(of_sizes, *case) for case in ((narrow, None), (wide, stage), (narrow, stage))
+    )
+    for (expected, _), (_, wide_bytes), (losses, narrow_bytes) in zip(by_ddp, of_wide, of_narrow, strict=True):
+        assert losses == pytest.approx(expected, rel=0.01) and losses[-1] < losses[0]
+        assert narrow_bytes < wide_bytes / 6
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_lion_trains_as_by_ddp(two_ranks, stage):
+    """The signs of two ranks' averages are DDP's, whose sums have the same order."""
+    make = partial(octavo.optim.Lion, lr=1e-3, weight_decay=0.1)
+    expected, got = two_ranks.run(of_sizes, make, None), two_ranks.run(of_sizes, make, stage)
+    for (of_ddp, _), (losses, _) in zip(expected, got, strict=True):
+        assert losses == of_ddp and losses[-1] < losses[0]
 
 
 def with_codes(rank: int) -> list[bool]:
