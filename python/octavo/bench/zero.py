@@ -48,7 +48,7 @@ class Row:
     of_ddp: float | None = None  # the median over rounds of the step's time divided by DDP's
     wire_bytes: int | None = None  # sent per rank and step
     peak_bytes: int | None = None  # of the largest rank's process, interpreter included, while it steps
-    held_bytes: int | None = None  # parameters, gradients and states of a rank
+    held_bytes: int | None = None  # parameters, gradients, states and residuals of a rank
     of_share: float | None = None  # held_bytes divided by a W-th of what DDP holds, on W ranks
     loss: float | None = None  # of the last step, on rank 0
     link: str = UNSHAPED

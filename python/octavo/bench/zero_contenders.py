@@ -46,8 +46,8 @@ class Contender(ABC):
 
     @abstractmethod
     def held_bytes(self) -> int:
-        """Returns the bytes of this rank's parameters, gradients and states. It is called between `backward` and
-        `update`, after a first step."""
+        """Returns the bytes of this rank's parameters, gradients and states, residuals among them. It is called between
+        `backward` and `update`, after a first step."""
 
     def wire_bytes(self) -> int | None:
         """Returns the bytes that this rank has sent so far, or None where they are not known."""
@@ -125,7 +125,14 @@ class Zero(Contender):
 
     def held_bytes(self) -> int:
         own = [tensor for part in self._engine.parts.values() for tensor in (part.values, part.gradient)]
-        return _bytes_of([*self.model.parameters(), *own]) + self._engine.optimizer_bytes()
+        states = self._engine.optimizer_bytes() + self.remembered_bytes()
+        return _bytes_of([*self.model.parameters(), *own]) + states
+
+    def remembered_bytes(self) -> int:
+        """Returns the bytes of what the plan remembers, such as residuals. After a first step there are two of each:
+        what the step before has left, and what this step leaves."""
+        kept = self._engine.handle._compressor.state()  # those tensors, of which handle.state_dict() makes copies
+        return 2 * _bytes_of(kept.tensors.values())
 
     def wire_bytes(self) -> int:
         return self._engine.sent_bytes()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from octavo._C import Outer, Plan, require_gather
+from octavo._C import Outer, Plan, echo_backend, require_gather, shard_compressor
 from octavo.durable_files import printable
 from octavo.train.errors import refuse
 from octavo.train.model_sizes import MODELS
@@ -105,7 +105,7 @@ def _check_outer(config: TrainConfig) -> None:
         if run.outer and not run.kind.can_step_alone:
             refuse(
                 f"--optimizer {run.optimizer_name} decides what is sent in every step, and with --outer ranks step by "
-                f"themselves: use adamw or muon, or one such as paged-adamw8bit"
+                f"themselves: use adamw or muon, or one such as paged-adamw8bit or lion32bit"
             )
         if run.outer and not are_possible(run.outer, run.outer_delay, run.outer_fragments):
             refuse(
@@ -132,16 +132,46 @@ def _check_zero(config: TrainConfig) -> None:
                 f"--zero {config.zero} and rounds of local steps exclude each other, because a rank that steps by "
                 f"itself needs the whole model: leave --zero out, or the rounds, with a plan such as int4+ef"
             )
+        if run.kind.steps_by_signs:
+            refuse(
+                f"--optimizer {run.optimizer_name} sends what each rank's own momentum makes of its gradient, and with "
+                f"--zero ranks average gradients: use lion32bit, which is Lion with averaged gradients, or adamw"
+            )
         if not run.kind.is_elementwise:
             refuse(
                 f"--optimizer {run.optimizer_name} steps whole parameters, or decides what is sent, and with --zero a "
-                f"rank has parts of them: use adamw, or one such as paged-adamw8bit or lion8bit"
+                f"rank has parts of them: use adamw, or one such as paged-adamw8bit or lion32bit"
             )
         if run.parsed_plan.is_auto:
             refuse(
                 f"--plan {run.resolved_plan} measures the exchanges of replicas: with --zero name a plan, such as "
                 f"int4+ef, or what `octavo advise` says"
             )
+        _check_plan_of_shares(run)
+
+
+def _check_plan_of_shares(run: TrainConfig) -> None:
+    """Refuses plans that only ranks with all averages can exchange by, also as the plan of some parameters."""
+    of_most, rules = run.resolved_plan.partition(";")[0], run.parsed_plan.rules
+    for plan in (of_most, *(plan for _, plan in rules)):
+        if not _can_share_out(plan):
+            subject = f"{run.resolved_plan} has {plan}, which" if rules else plan
+            refuse(
+                f"--plan {subject} is for ranks that all get the averages of whole parameters, and with --zero a rank "
+                f"gets those of its parts: use int4+ef or another codec of values, without feedback or with +ef, or "
+                f"--zero 0"
+            )
+
+
+def _can_share_out(plan: str) -> bool:
+    """Whether ranks can exchange by a plan, one without rules, where each keeps the averages of its own parts, as with
+    --zero. It asks what decides it in a run, the exchange of such ranks, with other ranks that do nothing."""
+    others = echo_backend(2)
+    try:
+        shard_compressor(others, Plan(plan), parameters=[("any", 1, False, 1)], rows=[1], timeout_s=LEAST_TIMEOUT_S)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_gather(config: TrainConfig) -> None:

@@ -29,7 +29,7 @@ class Kind:
     sends_updates: bool = False
     """Whether it sends the updates of several steps together."""
     steps_by_signs: bool = False
-    """Whether it steps by the sign of what the ranks send."""
+    """Whether it steps by the sign of what the ranks send: the updates that the ranks' own momenta make."""
     has_adamw_beside: bool = False
     """Whether it steps only the hidden matrices, as a whole, and an AdamW steps everything else."""
 
@@ -98,6 +98,7 @@ KINDS = {
     "paged-adam8bit": _adam("octavo.optim.PagedAdam8bit"),
     "paged-adamw": _adam("octavo.optim.PagedAdamW"),
     "paged-adamw8bit": _adam("octavo.optim.PagedAdamW8bit"),
+    "lion32bit": _lion("octavo.optim.Lion"),
     "lion8bit": _lion("octavo.optim.Lion8bit"),
     "paged-lion": _lion("octavo.optim.PagedLion"),
     "paged-lion8bit": _lion("octavo.optim.PagedLion8bit"),

@@ -4,18 +4,22 @@ alone."""
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
 import pytest
+import torch
 from fork_server import run_ranks
 from train_runs import NANO
 from typer.testing import CliRunner
 
-from octavo.bench import cli, jobs, zero_jobs
+import octavo
+from octavo.bench import cli, jobs, zero_contenders, zero_jobs
 from octavo.bench.defaults import ZERO_CONTENDERS
 from octavo.bench.zero import MODEL, Row, config_of
 from octavo.bench.zero_contenders import TORCHS, ZeroName
+from octavo.train.model import build_model
 
 #: `octavo bench` in a process that has imported torch.
 BENCH = """
@@ -56,7 +60,11 @@ def test_all_train_the_same_model_in_turns(tmp_path):
 @pytest.mark.ranks
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("name", "share"), [("ddp", 2.0), ("torch-zero1", 1.5), ("fsdp2", 1.0), ("zero2", 1.25), ("zero3", 1.0)]
+    ("name", "share"),
+    [
+        *(("ddp", 2.0), ("torch-zero1", 1.5), ("fsdp2", 1.0), ("zero2", 1.25), ("zero3", 1.0)),
+        ("zero3:int8/int4+ef", 1.25),  # of half of the elements two residuals of 2 bytes
+    ],
 )
 def test_what_a_rank_holds_is_counted(tmp_path, name, share):
     (row,) = bench_zero(tmp_path, name, "--measure=memory").values()
@@ -64,6 +72,37 @@ def test_what_a_rank_holds_is_counted(tmp_path, name, share):
     assert row.held_bytes == pytest.approx(row.of_share * 16 * row.parameters / 2)
     assert row.peak_bytes > row.held_bytes
     assert row.milliseconds is None
+
+
+@pytest.mark.parametrize("name", ["zero1/int4+ef", "zero3:int8/topk:0.01+ef:8bit", "zero3"])
+def test_what_a_plan_remembers_is_counted_to_the_byte(two_ranks, tmp_path, name):
+    model = tmp_path / "nano.json"
+    model.write_text(json.dumps({**NANO, "max_position_embeddings": 128}))
+    for counted, in_memory in two_ranks.run(remembered, name, str(model)):
+        assert counted == in_memory
+        assert (counted > 0) == ("+ef" in name)
+
+
+def remembered(rank: int, name: str, model: str) -> tuple[int, int]:
+    """Returns the bytes of what a plan remembers, as the bench counts them and as the arenas do, where its memory is
+    paged."""
+    in_arenas = bytes_in_arenas()
+    real = octavo.initialize
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(octavo, "initialize", lambda net, adamw, config: real(net, adamw, config | {"is_paged": True}))
+        step = zero_contenders.build(name, build_model(config_of(model), seed=0), torch.randint(0, 8192, (2, 128)))
+    assert isinstance(step, zero_contenders.Zero)
+    step()
+    step.backward()
+    counted = step.remembered_bytes()
+    in_memory = bytes_in_arenas() - in_arenas
+    step.update()
+    return counted, in_memory
+
+
+def bytes_in_arenas() -> int:
+    gc.collect()
+    return sum(kind["live_bytes"] for kind in octavo._C.arena_stats().values())
 
 
 def test_time_and_memory_of_a_contender_are_one_row(monkeypatch):

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.timeout(30)
             dict(optimizer="sgd"),
             "--optimizer must be auto, adamw, onebit-adamw, onebit-lamb, zero-one-adam, muon, signum, lion, adam, "
             "adam8bit, adam4bit, adamw8bit, adamw4bit, paged-adam, paged-adam8bit, paged-adamw, paged-adamw8bit, "
-            "lion8bit, paged-lion or paged-lion8bit, not 'sgd'",
+            "lion32bit, lion8bit, paged-lion or paged-lion8bit, not 'sgd'",
         ),
         (dict(model="huge"), "a CONFIG.json, not 'huge'"),
         (dict(device="tpu"), "not 'tpu'"),
@@ -119,7 +119,7 @@ def test_the_plan_and_the_rates_follow_from_the_optimizer():
     assert TrainConfig().resolved_plan == "sign+ef"
     for name in ("onebit-adamw", "onebit-lamb", "zero-one-adam"):
         assert TrainConfig(optimizer=name).resolved_plan == "sign+ef"
-    for name in ("adamw", "muon", "lion8bit", "paged-adamw8bit"):
+    for name in ("adamw", "muon", "lion32bit", "lion8bit", "paged-adamw8bit"):
         assert TrainConfig(optimizer=name).resolved_plan == "int4+ef"
         assert TrainConfig(optimizer=name, outer=20).resolved_plan == "sign+ef"
         assert TrainConfig(optimizer=name, plan="sign+ef").resolved_plan == "sign+ef"

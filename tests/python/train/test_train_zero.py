@@ -9,6 +9,7 @@ import errno
 import io
 import json
 import math
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,9 @@ def run_without_space(rank: int, config: TrainConfig) -> str:
         (dict(zero=1, compare=("dense", "outer:4/dense")), "--zero 1 and rounds of local steps exclude each other"),
         (dict(zero=2, optimizer="muon"), "--optimizer muon steps whole parameters, or decides what is sent"),
         (dict(zero=2, optimizer="onebit-adamw", plan="sign+ef"), "use adamw, or one such as paged-adamw8bit or lion"),
-        (dict(zero=3, optimizer="signum"), "--optimizer signum steps whole parameters"),
+        (dict(zero=3, optimizer="signum"), "--optimizer signum sends what each rank's own momentum makes"),
+        (dict(zero=2, optimizer="lion"), "use lion32bit, which is Lion with averaged gradients, or adamw"),
+        (dict(zero=2, optimizer="lion", plan="dense"), "use lion32bit, which is Lion with averaged gradients"),
         (
             dict(zero=3, plan="auto:int8"),
             "--plan auto:int8 measures the exchanges of replicas: with --zero name a plan",
@@ -217,6 +220,42 @@ def test_what_does_not_go_together_is_refused(change, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        *("powersgd:4", "powersgd:4+ef+warmup:10", "sketch:0.1", "sketch:0.1+fetchsgd", "delta+int4"),
+        *("delta+topk:0.01", "dgc:0.01", "int4+ef21", "int4+econtrol", "lsh:int4", "lsh:int4+econtrol:0.1"),
+    ],
+)
+def test_a_plan_that_gives_all_ranks_the_same_averages_is_refused_before_ranks_start(plan):
+    words = f"^\\[train\\.config\\] --plan {re.escape(plan)} is for ranks that all get .* use int4\\+ef .* --zero 0$"
+    with pytest.raises(ValueError, match=words):
+        TrainConfig(zero=1, plan=plan)
+    with pytest.raises(ValueError, match=words):
+        TrainConfig(zero=3, gather="int8", compare=("dense", plan))
+    TrainConfig(plan=plan)
+
+
+def test_so_is_one_with_such_a_plan_for_some_parameters():
+    for plan, part in (("int4+ef;*embed*=powersgd:4", "powersgd:4"), ("dgc:0.01;*embed*=dense+dgc", "dgc:0.01")):
+        with pytest.raises(ValueError, match="--plan") as caught:
+            TrainConfig(zero=2, plan=plan, optimizer="adamw")
+        assert f"--plan {plan} has {part}, which is for ranks that all get" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        *("dense", "bf16:lossless", "int4+ef", "int4+ef:8bit", "int4+loco", "sign+ef", "int4+down:int8+ef"),
+        *("topk:0.01+ef+warmup:200", "topk:64/4096:sign+ef:0.95+hits", "threshold:10+ef", "randomk:0.1"),
+        "int4+ef;*embed*=int8+ef",
+    ],
+)
+def test_plans_of_values_are_not_refused(plan):
+    for stage in (1, 2, 3):
+        assert TrainConfig(zero=stage, plan=plan).resolved_plan == plan
+
+
 def test_plan_and_optimizer_follow_from_it():
     config = TrainConfig(zero=2)
     assert (config.resolved_plan, config.optimizer_name) == ("int4+ef", "adamw")
@@ -224,7 +263,7 @@ def test_plan_and_optimizer_follow_from_it():
     assert TrainConfig(zero=3, gather="int8").to_args() == ["--zero", "3", "--gather", "int8"]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adam8bit", "lion8bit"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adam8bit", "lion8bit", "lion32bit"])
 @pytest.mark.parametrize("zero", [(0, 3), (2, 0)])
 def test_a_run_goes_on_with_it_or_without(two_ranks, tmp_path, zero, optimizer):
     options = dict(plan="dense", optimizer=optimizer, batch_size=4)
@@ -233,7 +272,7 @@ def test_a_run_goes_on_with_it_or_without(two_ranks, tmp_path, zero, optimizer):
     whole_run(two_ranks, whole)
     two_ranks.run(run_until, config, 2, 4, timeout_s=120)
     whole_run(two_ranks, dataclasses.replace(config, zero=zero[1]))
-    rel = 1e-5 if optimizer == "adamw" else 2e-2  # codes differ where blocks and parts differ
+    rel = 2e-2 if optimizer.endswith("8bit") else 1e-5  # codes differ where blocks and parts differ
     assert losses(config) == pytest.approx(losses(whole), rel=rel)
 
 
