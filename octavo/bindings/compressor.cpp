@@ -62,8 +62,8 @@ std::shared_ptr<Compressor> make_shard_compressor(const BackendPtr& backend, con
                                                   const StatePaging& paging, std::uint64_t seed) {
   std::vector<ParameterInfo> infos = infos_of(parameters);
   if (rows.size() != infos.size() || std::ranges::count(rows, 0U) > 0) {
-    fail(ErrorCode::invalid_argument, kOfCompressor, "expected a row of one element or more for each of ", infos.size(),
-         " parameters, got ", rows.size(), " rows, ", std::ranges::count(rows, 0U), " of them empty");
+    fail(ErrorCode::invalid_argument, kCompressorWhere, "expected a row of one element or more for each of ",
+         infos.size(), " parameters, got ", rows.size(), " rows, ", std::ranges::count(rows, 0U), " of them empty");
   }
   for (std::size_t i = 0; i < infos.size(); ++i) infos[i].ownership = Ownership::rows(rows[i]);
   return make({backend, {}}, plan, std::move(infos), timeout_s,
@@ -148,7 +148,7 @@ py::list parameter_stats(Compressor& compressor) {
 
 void set_momentum(Compressor& compressor, const std::map<std::string, std::pair<at::Tensor, at::Tensor>>& momenta,
                   double beta) {
-  std::map<std::string, Compressor::Momentum> named;
+  std::map<std::string, SentMomenta::Momentum> named;
   for (const auto& [name, pair] : momenta) named[name] = {pair.first, pair.second};
   compressor.set_momentum(named, beta);
 }
@@ -179,8 +179,8 @@ void bind_state(py::module_& m) {
 void def_steps(CompressorClass& compressor) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   compressor.def_property_readonly("plan", py::cpp_function(&Compressor::plan, no_gil))
-      .def_property_readonly("rank", &Compressor::rank)
-      .def_property_readonly("world_size", &Compressor::world_size)
+      .def_property_readonly("rank", &Compressor::peer_rank)
+      .def_property_readonly("world_size", &Compressor::peer_count)
       .def("set_plan", &Compressor::set_plan, no_gil)
       .def("set_exchange", &Compressor::set_exchange, no_gil)
       .def_property_readonly("exchange", py::cpp_function(&Compressor::exchange, no_gil))
@@ -234,7 +234,7 @@ void def_momenta(CompressorClass& compressor) {
       .def(
           "momentum_sample",
           [](const Compressor& compressor) {  // a copy: the hook's thread must not free what Python owns
-            const Compressor::Sample sample = compressor.momentum_sample();
+            const SentMomenta::Sample sample = compressor.momentum_sample();
             return std::make_tuple(sample.parameter, sample.stride,
                                    sample.values.defined() ? sample.values.clone() : sample.values);
           },

@@ -82,17 +82,17 @@ StepTensors step_tensors(at::TensorList parameters, at::TensorList gradients, at
                          const OptionalTensor& gradient_factor, const OptionalTensor& nonfinite,
                          std::optional<std::int64_t> rounding_seed, at::IntArrayRef numbers,
                          at::IntArrayRef first_elements) {
-  return {.parameters = parameters,
-          .gradients = gradients,
-          .means = means,
-          .mean_scales = mean_scales,
-          .tails = tails,
+  return {.parameters = parameters.vec(),
+          .gradients = gradients.vec(),
+          .means = means.vec(),
+          .mean_scales = mean_scales.vec(),
+          .tails = tails.vec(),
           .code_bits = static_cast<int>(code_bits),
           .gradient_factor = gradient_factor,
           .nonfinite = nonfinite,
           .rounding_seed = rounding_seed,
-          .numbers = numbers,
-          .first_elements = first_elements};
+          .numbers = numbers.vec(),
+          .first_elements = first_elements.vec()};
 }
 
 void adam_op(at::TensorList parameters, at::TensorList gradients, at::TensorList means, at::TensorList mean_scales,
@@ -102,8 +102,8 @@ void adam_op(at::TensorList parameters, at::TensorList gradients, at::TensorList
              std::optional<std::int64_t> rounding_seed, at::IntArrayRef numbers, at::IntArrayRef first_elements) {
   StepTensors tensors = step_tensors(parameters, gradients, means, mean_scales, tails, code_bits, gradient_factor,
                                      nonfinite, rounding_seed, numbers, first_elements);
-  tensors.squares = squares;
-  tensors.square_scales = square_scales;
+  tensors.squares = squares.vec();
+  tensors.square_scales = square_scales.vec();
   as_torch_error([&] { adam_(tensors, steps, {lr, beta1, beta2, eps, weight_decay}, is_decay_decoupled); });
 }
 
@@ -124,8 +124,8 @@ void require_step_op(at::TensorList parameters, at::TensorList gradients, at::Te
                      const OptionalTensor& nonfinite, std::optional<std::int64_t> rounding_seed) {
   StepTensors tensors = step_tensors(parameters, gradients, means, mean_scales, tails, code_bits, gradient_factor,
                                      nonfinite, rounding_seed, {}, {});
-  tensors.squares = squares;
-  tensors.square_scales = square_scales;
+  tensors.squares = squares.vec();
+  tensors.square_scales = square_scales.vec();
   const bool has_square = !squares.empty();
   as_torch_error([&] {
     require_valid(tensors, has_square, has_square ? "optim.adam" : "optim.lion");

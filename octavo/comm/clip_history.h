@@ -35,7 +35,7 @@ class ClipHistory {
     }
     factor_ *= factor;
     usual_factor_ = std::max(factor_, kFading * usual_before_);
-    return {factor_ < kOfBurst * usual_before_, clipped_steps_};
+    return {factor_ < kBurstRatio * usual_before_, clipped_steps_};
   }
   /// Begins to count steps anew. Returns how many there were.
   std::uint64_t begin_count() {
@@ -55,7 +55,7 @@ class ClipHistory {
   }
 
  private:
-  static constexpr double kOfBurst = 0.5, kFading = 0.9;
+  static constexpr double kBurstRatio = 0.5, kFading = 0.9;
   bool has_buckets_ = false, is_counted_ = false;  // the current step; whether steps_ counts it
   std::uint64_t steps_ = 0;
   double usual_factor_ = 0;

@@ -18,15 +18,15 @@ const std::vector<ParameterInfo>& checked(const std::vector<ParameterInfo>& para
   std::set<std::string_view> names;
   for (const ParameterInfo& info : parameters) {
     if (!info.name.empty() && !names.insert(info.name).second) {
-      fail(ErrorCode::invalid_argument, kOfCompressor, "two parameters have the name ", info.name,
+      fail(ErrorCode::invalid_argument, kCompressorWhere, "two parameters have the name ", info.name,
            ": states are kept by name");
     }
     if (info.ownership.unit == 0) {
-      fail(ErrorCode::invalid_argument, kOfCompressor, "expected ranges of ", info.name,
+      fail(ErrorCode::invalid_argument, kCompressorWhere, "expected ranges of ", info.name,
            " in units of at least 1 element, got units of 0");
     }
     if (info.rows > 0 && info.count % info.rows == 0) continue;
-    fail(ErrorCode::invalid_argument, kOfCompressor, "expected ", info.count, " elements of ", info.name,
+    fail(ErrorCode::invalid_argument, kCompressorWhere, "expected ", info.count, " elements of ", info.name,
          " as rows of equal length, got ", info.rows, " rows");
   }
   return parameters;
@@ -42,7 +42,7 @@ std::vector<Role> all_roles() {
 
 Compressor::Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters,
                        CompressorOptions options)
-    : wire_(required(std::move(wire), kOfCompressor, "expected a wire to the other ranks, got none")),
+    : wire_(required(std::move(wire), kCompressorWhere, "expected a wire to the other ranks, got none")),
       shards_(std::move(options.shards)),
       host_(std::move(options.host)),
       collective_(options.collective),

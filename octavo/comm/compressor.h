@@ -27,7 +27,7 @@
 
 namespace octavo {
 
-inline constexpr const char* kOfCompressor = "comm.compressor";  // the place in its errors
+inline constexpr const char* kCompressorWhere = "comm.compressor";  // the place in its errors
 
 /// Averages gradients over the ranks by a plan, and keeps what must be remembered from step to step, by parameter.
 ///
@@ -60,9 +60,8 @@ class OCTAVO_API Compressor {
   /// Ends a step that was broken off and rolls back its residuals. Call it before anybody is told of the failure.
   void abandon_step();
   /// Rolls back the residuals of the step under way, which is complete and whose results are not used: nothing of it
-  /// comes back in later steps. It counts as finite where it was. All ranks must call it for the same step, before
-  /// end_step() or another call that ends the step: otherwise it throws Error invalid_argument, where the step was
-  /// finite.
+  /// comes back in later steps. It counts as finite where it was. All ranks must call it for the same step, before the
+  /// step ends. Throws Error invalid_argument if a finite step has already ended.
   void drop_step();
   /// Drops the step, or all residuals where a finite step has ended, which has committed what it left out. Either way
   /// nothing of it comes back in later steps. All ranks must call it.
@@ -71,14 +70,15 @@ class OCTAVO_API Compressor {
   /// before the last one has ended. Residuals would bring back in full what the results lost by the factor: where it
   /// is less than half of the usual one (ClipHistory), as after a burst of the gradient, they are rolled back. They are
   /// dropped after several steps, of which one may have sent a part of what another had left out, and after a call that
-  /// has ended the step. Several calls between two steps are one, by the product of their factors. All ranks must call
-  /// it, with the same factor: a first factor is no burst. Throws Error invalid_argument for a factor outside [0, 1].
+  /// has ended the step. Several calls between two steps are one, by the product of their factors. The first
+  /// call never counts as a burst, because no usual factor is known yet. All ranks must call it, with the same factor.
+  /// Throws Error invalid_argument for a factor outside [0, 1].
   void scale_step(double factor);
 
   /// Sets what ranks exchange from the next step on. It must be the same on all ranks: ranks that differ wait for one
-  /// another until the deadline. Unless it is `planned`, residuals, momenta and what else is remembered stay as they
-  /// are; where it is `nothing`, gradient_powers() are 0. Throws Error unsupported for fully_shard and for
-  /// ranks_per_host unless it is `planned`.
+  /// another until the deadline. With `gradients` and `nothing`, residuals and momenta are not used and not changed.
+  /// With `nothing`, gradient_powers() returns zeros. Throws Error unsupported for these two with fully_shard, ZeRO and
+  /// ranks_per_host.
   void set_exchange(Exchange exchange);
   Exchange exchange() const;
 
@@ -135,16 +135,14 @@ class OCTAVO_API Compressor {
   /// itself, or that is `auto`.
   void set_plan(const Plan& plan);
 
-  using Momentum = SentMomenta::Momentum;
   /// Begins the momentum phase of 1-bit Adam, or ends it where there are no momenta. `momenta`: by parameter name,
   /// float32 on the parameter's device, equal on all ranks, in the memory order of the parameter. They are shared, not
   /// copied: their owner updates them between steps. A parameter without a momentum continues with its gradient.
   /// Residuals of gradients say nothing of momenta, which have another magnitude: the next begin_step() drops those of
   /// the other kind. Throws Error invalid_argument for an unknown name, a wrong size, a beta outside [0, 1) and a plan
   /// that votes, keeps a momentum itself or is `auto`; unsupported where ranks have shards of the averages.
-  void set_momentum(const std::map<std::string, Momentum>& momenta, double beta);
+  void set_momentum(const std::map<std::string, SentMomenta::Momentum>& momenta, double beta);
 
-  using OwnMomentum = SentMomenta::OwnBetas;
   /// Begins the phase of Signum and Distributed Lion, or ends it where there are no names. Each rank sends the update
   /// that its own momentum makes of its gradient, update_beta*m + (1-update_beta)*gradient, and keeps kept_beta*m +
   /// (1-kept_beta)*gradient as its next momentum. The result is what the plan makes of the updates: the majority's
@@ -154,9 +152,8 @@ class OCTAVO_API Compressor {
   /// its gradient. This phase ends that of set_momentum, and is ended by it. Throws Error invalid_argument for an
   /// unknown name, a beta outside [0, 1) and a plan that keeps a momentum itself or is `auto`; unsupported where ranks
   /// have shards of the averages, and with hosts.
-  void keep_own_momenta(const std::vector<std::string>& names, OwnMomentum betas);
+  void keep_own_momenta(const std::vector<std::string>& names, SentMomenta::OwnBetas betas);
 
-  using OwnUpdate = SentMomenta::OwnUpdate;
   /// Begins the phase of 0/1 Adam, or ends it where there are no preconditioners. In a step whose exchange is planned
   /// each rank sends update + step_size*(beta*m + (1-beta)*(gradient*preconditioner)). Once the step has ended and was
   /// finite, `update` is what came back, the same on all ranks. `preconditioners`: by parameter name, as in
@@ -170,15 +167,14 @@ class OCTAVO_API Compressor {
   /// Returns the momenta and updates by parameter name, flat, in the memory order and on the device of the
   /// preconditioner. The tensors are this object's own, for the optimizer to change between steps: call it again after
   /// every step that was sent, and after a load.
-  std::map<std::string, OwnUpdate> own_updates();
+  std::map<std::string, SentMomenta::OwnUpdate> own_updates();
   /// Makes a step without gradients, outside of backward: the ranks average `update` of all parameters by the plan, in
   /// one bucket, whatever set_exchange() says of gradients. All ranks must call it. Returns whether the step was
   /// finite, as end_step() does. Throws what Wire throws.
   bool exchange_updates();
 
-  using Sample = SentMomenta::Sample;
   /// Returns the sample. If `.grad` has other elements than the sample, the gradients were changed since the last step.
-  Sample momentum_sample() const;
+  SentMomenta::Sample momentum_sample() const;
 
   /// Says that from the next step on the gradients in the buckets are `scale` times the true ones, as a GradScaler
   /// makes them. Results are then `scale` times the average (or the momentum), while residuals, momenta and powers stay
@@ -238,14 +234,16 @@ class OCTAVO_API Compressor {
   std::uint64_t step() const;
 
   std::size_t parameter_count() const { return parameters_.size(); }
-  int rank() const { return wire_->rank(); }
-  int world_size() const { return wire_->world_size(); }
+  /// The ranks that exchange codes with this one, this one among them, and its number among these: all ranks or, with
+  /// ranks_per_host, those of the same number on all hosts.
+  int peer_rank() const { return wire_->rank(); }
+  int peer_count() const { return wire_->world_size(); }
 
  private:
   struct Parameter {
     ParameterInfo info;
     const ParameterPlan* plan = nullptr;  // of plan_; under `auto` the plan of the current bucket
-    std::uint64_t last_used = 0;          // the step of its last bucket, as steps_ counts
+    std::uint64_t last_used = 0;          // the step of its last bucket, as steps_here_ counts
     std::uint64_t remembered_count = 0;   // elements that this rank remembers something of: its range on a host, or all
     std::shared_ptr<FeedbackMemory> memory = {};
     std::vector<Role> roles = {};  // what may be kept of it under plan_
@@ -365,16 +363,16 @@ class OCTAVO_API Compressor {
   bool was_loaded_ = false;  // since the last begin_step()
   float gradient_scale_ = 1.0F;
   float owed_share_ = 1.0F;
-  Exchange exchange_ = Exchange::planned;          // of gradients
-  Exchange step_exchange_ = Exchange::planned;     // of the current step
-  bool measures_next_ = false, measures_ = false;  // for the next step, for this one
-  std::uint64_t step_ = 0;                         // saved and restored
-  std::uint64_t mark_ = 0;                         // of the current step
+  Exchange next_exchange_ = Exchange::planned;                    // of gradients
+  Exchange exchange_ = Exchange::planned;                         // of the current step
+  bool measures_next_step_ = false, measures_this_step_ = false;  // for the next step, for this one
+  std::uint64_t step_number_ = 0;                                 // saved and restored
+  std::uint64_t mark_ = 0;                                        // of the current step
   std::uint64_t seed_, steps_per_exchange_;
-  enum class Step { none, under_way, ended } current_ = Step::none;
+  enum class Phase { none, under_way, ended } phase_ = Phase::none;
   std::uint64_t jobs_under_way_ = 0;  // begun in this step, and not finished
   ClipHistory clips_;
-  std::uint64_t dense_bytes_ = 0, steps_ = 0;
+  std::uint64_t dense_bytes_ = 0, steps_here_ = 0;
   PackedFigures compared_;  // of parameters whose codecs need an estimate, over all steps
 };
 

@@ -21,7 +21,7 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   require_divisor(divisor);
   count_bucket(bucket, slots, ready);
   auto job = job_of(std::move(bucket), std::move(slots), divisor);
-  if (step_exchange_ == Exchange::nothing) {
+  if (exchange_ == Exchange::nothing) {
     keep_gradients(*job);
     return job;
   }
@@ -39,10 +39,10 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
 
 /// Notes that the step has this bucket.
 void Compressor::count_bucket(const at::Tensor& bucket, const std::vector<Slot>& slots, Clock::time_point ready) {
-  for (const Slot& slot : slots) parameters_[slot.parameter].last_used = steps_;
+  for (const Slot& slot : slots) parameters_[slot.parameter].last_used = steps_here_;
   ++jobs_under_way_;
-  if (step_exchange_ != Exchange::nothing) clips_.count_bucket();
-  if (step_exchange_ == Exchange::planned) first_ready_ = std::min(first_ready_, ready);
+  if (exchange_ != Exchange::nothing) clips_.count_bucket();
+  if (exchange_ == Exchange::planned) first_ready_ = std::min(first_ready_, ready);
   dense_bytes_ += ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
 }
 
@@ -59,7 +59,7 @@ std::unique_ptr<Compressor::Job> Compressor::job_of(at::Tensor bucket, std::vect
   job->plan = plan_;
   job->divisor = divisor.value_or(rank_count());
   job->gradient_scale = gradient_scale_;
-  job->is_planned = step_exchange_ == Exchange::planned;
+  job->is_planned = exchange_ == Exchange::planned;
   return job;
 }
 
@@ -84,7 +84,7 @@ void Compressor::start(Job& job) {
   job.schedule = schedules_.take(job.bucket.device(), job.is_encoded, bytes);
   std::vector<Contribution> tensors = contributions(job);
   const std::uint64_t digest = digest_of(job, tensors);
-  if (measures_ && job.is_encoded) job.contributed.emplace(job.values, tensors, *wire_);
+  if (measures_this_step_ && job.is_encoded) job.contributed.emplace(job.values, tensors, *wire_);
   job.schedule->begin({job.bucket, std::move(tensors), job.divisor, digest});
 }
 
@@ -112,7 +112,7 @@ AutoPlan::Turn Compressor::choose_plan(Job& job) {
 void Compressor::advance(Job& job) {
   const std::lock_guard lock(mutex_);
   if (!is_to_advance(job)) {
-    fail(ErrorCode::invalid_argument, kOfCompressor, "the job has ", transfers(job),
+    fail(ErrorCode::invalid_argument, kCompressorWhere, "the job has ", transfers(job),
          " transfers, and the last one is under way: call finish()");
   }
   job.schedule->advance();
@@ -122,7 +122,7 @@ void Compressor::advance(Job& job) {
 void Compressor::finish(std::unique_ptr<Job> job) {
   const std::lock_guard lock(mutex_);
   if (!job || is_to_advance(*job)) {
-    fail(ErrorCode::invalid_argument, kOfCompressor, "expected a job of begin() that advance() was called for ",
+    fail(ErrorCode::invalid_argument, kCompressorWhere, "expected a job of begin() that advance() was called for ",
          job ? c10::str(transfers(*job) - 1, " times, got ", job->advanced) : "before, got none");
   }
   const Outcome outcome = job->outcome ? *job->outcome : job->schedule->finish();
@@ -131,7 +131,7 @@ void Compressor::finish(std::unique_ptr<Job> job) {
     momenta_.keep_averages(job->values, job->slots);
     for (const Slot& slot : job->slots) state_.evict(slot.parameter);
   }
-  if (measures_) measure(*job);
+  if (measures_this_step_) measure(*job);
   if (job->is_encoded) write_results(*job);  // else the results are in the bucket, in its own units
   verdict_.report(outcome.finite && fits_dtype(*job));
   if (jobs_under_way_ > 0) --jobs_under_way_;
@@ -215,7 +215,7 @@ bool Compressor::is_cut(const Parameter& parameter) const {
 /// another dtype.
 bool Compressor::takes_as_it_is(const Job& job) const {
   if (job.bucket.scalar_type() == at::kFloat || !job.is_encoded) return true;
-  return !host_ && !measures_ && job.gradient_scale == 1.0F &&
+  return !host_ && !measures_this_step_ && job.gradient_scale == 1.0F &&
          std::none_of(job.slots.begin(), job.slots.end(), [&](const Slot& slot) {
            const Parameter& parameter = parameters_[slot.parameter];
            return momenta_.sends_own(slot.parameter) || map_of(parameter) || !is_cut(parameter);
@@ -225,7 +225,7 @@ bool Compressor::takes_as_it_is(const Job& job) const {
 bool Compressor::takes_apart(at::ScalarType dtype) const {
   const std::lock_guard lock(mutex_);
   if (collective_ != Collective::reduce_to_owners || !at::isFloatingType(dtype)) return false;
-  if (momenta_.any() || measures_ || measures_next_ || gradient_scale_ != 1.0F) return false;
+  if (momenta_.any() || measures_this_step_ || measures_next_step_ || gradient_scale_ != 1.0F) return false;
   if (!common_) common_ = common_traits();
   return dtype == at::kFloat ? common_->are_unmapped : common_->are_unmapped && common_->are_cut;
 }

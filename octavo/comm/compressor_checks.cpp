@@ -25,29 +25,29 @@ void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>&
 
 void Compressor::require_gradients(const at::Tensor& bucket) {
   if (!bucket.defined() || !(at::isFloatingType(bucket.scalar_type()) || bucket.is_complex())) {
-    fail(ErrorCode::invalid_argument, kOfCompressor, "expected a bucket of a floating or complex dtype, got ",
+    fail(ErrorCode::invalid_argument, kCompressorWhere, "expected a bucket of a floating or complex dtype, got ",
          bucket.defined() ? toString(bucket.scalar_type()) : "an undefined tensor");
   }
   if (bucket.is_conj() || bucket.is_neg() || !(bucket.is_sparse() || bucket.is_contiguous())) {
-    fail(ErrorCode::invalid_argument, kOfCompressor,
+    fail(ErrorCode::invalid_argument, kCompressorWhere,
          "expected a bucket in row-major order, with values of its own, got strides ",
          bucket.is_sparse() ? at::IntArrayRef() : bucket.strides(), " of ", bucket.sizes(),
          bucket.is_conj() || bucket.is_neg() ? ", a view of other values: call clone()" : ": call contiguous()");
   }
   if (bucket.is_sparse() && bucket.is_complex()) {
-    fail(ErrorCode::unsupported, kOfCompressor,
+    fail(ErrorCode::unsupported, kCompressorWhere,
          "a sparse gradient of complex numbers has no plan: let the layer have dense gradients (sparse=False)");
   }
 }
 
 void Compressor::require_takes_sparse() const {
   if (host_) {
-    fail(ErrorCode::unsupported, kOfCompressor,
+    fail(ErrorCode::unsupported, kCompressorWhere,
          "a sparse gradient is not cut into the ranges that ranks of a host own: let the layer have dense gradients ",
          "(sparse=False), or leave ranks_per_host out");
   }
   if (collective_ == Collective::reduce_to_owners) {
-    fail(ErrorCode::unsupported, kOfCompressor,
+    fail(ErrorCode::unsupported, kCompressorWhere,
          "a sparse gradient is not cut into what ranks own: let the layer have dense gradients (sparse=False)");
   }
 }
@@ -58,12 +58,12 @@ void Compressor::require_within(const at::Tensor& bucket, const std::vector<Slot
   const std::uint64_t parts = collective_ == Collective::reduce_scatter ? ranks : 1;
   const std::uint64_t room = bucket.is_sparse() ? 0 : reals * static_cast<std::uint64_t>(bucket.numel()) / parts;
   for (const Slot& slot : slots) {
-    require_parameter(slot.parameter, kOfCompressor);
+    require_parameter(slot.parameter, kCompressorWhere);
     if (slot.apart || bucket.is_sparse()) continue;
     const ParameterInfo& info = parameters_[slot.parameter].info;
     const std::uint64_t count = parts > 1 ? info.ownership.range_size(info.count, wire_->world_size()) : info.count;
     if (count <= room && reals * slot.offset <= room - count) continue;
-    fail(ErrorCode::invalid_argument, kOfCompressor, "expected ", info.name, ", ", count, " real numbers, within ",
+    fail(ErrorCode::invalid_argument, kCompressorWhere, "expected ", info.name, ", ", count, " real numbers, within ",
          room, " of a bucket, got it at ", reals * slot.offset);
   }
 }
@@ -71,21 +71,22 @@ void Compressor::require_within(const at::Tensor& bucket, const std::vector<Slot
 /// Throws where no step is under way, and where it has had one of the parameters: what is remembered of a parameter is
 /// read and written once a step.
 void Compressor::require_first_use(const std::vector<Slot>& slots) const {
-  if (current_ != Step::under_way) {
-    fail(ErrorCode::invalid_argument, kOfCompressor, "no step is under way: call begin_step() before its first bucket");
+  if (phase_ != Phase::under_way) {
+    fail(ErrorCode::invalid_argument, kCompressorWhere,
+         "no step is under way: call begin_step() before its first bucket");
   }
   std::set<std::size_t> in_bucket;
   for (const Slot& slot : slots) {
     const Parameter& parameter = parameters_[slot.parameter];
-    if (in_bucket.insert(slot.parameter).second && parameter.last_used != steps_) continue;
-    fail(ErrorCode::invalid_argument, kOfCompressor, "expected each parameter once in a step, got ",
+    if (in_bucket.insert(slot.parameter).second && parameter.last_used != steps_here_) continue;
+    fail(ErrorCode::invalid_argument, kCompressorWhere, "expected each parameter once in a step, got ",
          parameter.info.name, " again: add up its gradients, or begin another step");
   }
 }
 
 void Compressor::require_divisor(std::optional<double> divisor) {
   if (!divisor || (std::isfinite(*divisor) && *divisor > 0)) return;
-  fail(ErrorCode::invalid_argument, kOfCompressor, "expected a finite divisor above 0, got ", *divisor);
+  fail(ErrorCode::invalid_argument, kCompressorWhere, "expected a finite divisor above 0, got ", *divisor);
 }
 
 }  // namespace octavo

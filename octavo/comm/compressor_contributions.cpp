@@ -24,7 +24,7 @@ const Codec* without_loss(const Contribution& tensor) {
 /// Returns a key that is distinct for every step, parameter and rank of a run; with ranks_per_host, for every host,
 /// whose ranks use it for different elements. The random bits that rounding adds must not repeat. Numbers that do not
 /// fit into the fields of a key are hashed to one.
-std::uint64_t rounding_key(std::uint64_t step, std::uint64_t parameter, std::uint64_t rank) {
+std::uint64_t rounding_key_of_parameter(std::uint64_t step, std::uint64_t parameter, std::uint64_t rank) {
   constexpr unsigned kStepShift = 32, kParameterShift = 12;
   const bool fit = parameter >> (kStepShift - kParameterShift) == 0 && rank >> kParameterShift == 0;
   if (!fit) return rules::derive_key(rules::derive_key(step, parameter), rank);
@@ -46,8 +46,7 @@ Matrix Compressor::shape_of(const Parameter& parameter) {
   return {parameter.info.rows, parameter.info.count / parameter.info.rows};
 }
 
-/// Makes room for what another rank may send of a bucket under whatever plan, so that a rank under another plan is told
-/// so.
+/// Makes room for what another rank may send of a bucket under whatever plan (longest_message).
 void Compressor::expect_any_plan(const std::vector<Slot>& slots) {
   std::vector<const Parameter*> sent;
   for (const Slot& slot : slots) sent.push_back(&parameters_[slot.parameter]);
@@ -84,9 +83,9 @@ std::vector<Contribution> Compressor::contributions(const Job& job) {
 }
 
 std::uint64_t Compressor::digest_of(const Job& job, const std::vector<Contribution>& tensors) const {
-  std::uint64_t digest = rules::seeded_key(rules::derive_key(step_, momenta_.any() ? 1 : 0), seed_);
+  std::uint64_t digest = rules::seeded_key(rules::derive_key(step_number_, momenta_.any() ? 1 : 0), seed_);
   digest = rules::derive_key(digest, mark_);
-  if (measures_) digest = rules::derive_key(digest, 1);
+  if (measures_this_step_) digest = rules::derive_key(digest, 1);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (momenta_.sends_own(job.slots[i].parameter)) {
       digest = rules::derive_key(digest, momenta_.kind() == SentMomenta::Kind::own ? 1 : 2);
@@ -116,12 +115,14 @@ ParameterPlan::Codecs Compressor::codecs_of(const Parameter& parameter) const {
 }
 
 /// Returns the step with which the exchange under way begins, counted from 1.
-std::uint64_t Compressor::step_of_training() const { return step_ == 0 ? 0 : (step_ - 1) * steps_per_exchange_ + 1; }
+std::uint64_t Compressor::step_of_training() const {
+  return step_number_ == 0 ? 0 : (step_number_ - 1) * steps_per_exchange_ + 1;
+}
 
 /// Returns null for a parameter that is sent as it is.
 const LinearMap* Compressor::map_of(const Parameter& parameter) const {
   const LinearMap* const map = parameter.info.exempt ? nullptr : parameter.plan->map_at(step_of_training());
-  return map && !map->image_sizes(shape_of(parameter), step_).empty() ? map : nullptr;
+  return map && !map->image_sizes(shape_of(parameter), step_number_).empty() ? map : nullptr;
 }
 
 Mapping Compressor::mapping(std::size_t index) {
@@ -134,12 +135,13 @@ Mapping Compressor::mapping(std::size_t index) {
   const bool error_feedback = parameter.plan->feedback != nullptr;
   Versioned* const residual = error_feedback && map->needs_residual() ? &state_.at(index, kResidual) : nullptr;
   const auto momentum = static_cast<float>(parameter.plan->momentum().value_or(0));
-  return {map, shape_of(parameter), step_, error_feedback, residual, &state_.at(index, kMapMemory), seed_, momentum};
+  return {map,      shape_of(parameter),           step_number_, error_feedback,
+          residual, &state_.at(index, kMapMemory), seed_,        momentum};
 }
 
 Contribution Compressor::contribution(std::size_t index, void* values, c10::Device device) {
   Parameter& parameter = parameters_[index];
-  parameter.sends_residuals = step_exchange_ == Exchange::planned && has_residuals_of_earlier_choice(index);
+  parameter.sends_residuals = exchange_ == Exchange::planned && has_residuals_of_earlier_choice(index);
   auto [up, down] = codecs_of(parameter);
   if (parameter.sends_residuals) up = down = &block_coding(BlockCodec::fp32);
   Contribution tensor{values, parameter.info.count, up, down};
@@ -151,9 +153,10 @@ Contribution Compressor::contribution(std::size_t index, void* values, c10::Devi
   tensor.over_hits = parameter.over_hits();
   tensor.codes_own = parameter.codes_own();
   tensor.owed_share = owed_share_;
-  tensor.step = step_;
-  tensor.rounding_key = rules::seeded_key(rounding_key(step_, index, static_cast<std::uint64_t>(wire_->rank())), seed_);
-  tensor.shared_key = rules::seeded_key(rules::derive_key(step_, index), seed_);
+  tensor.step = step_number_;
+  tensor.rounding_key = rules::seeded_key(
+      rounding_key_of_parameter(step_number_, index, static_cast<std::uint64_t>(wire_->rank())), seed_);
+  tensor.shared_key = rules::seeded_key(rules::derive_key(step_number_, index), seed_);
   return tensor;
 }
 

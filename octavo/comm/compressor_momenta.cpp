@@ -50,15 +50,15 @@ void Compressor::set_exchange(Exchange exchange) {
   const std::lock_guard lock(mutex_);
   if (exchange != Exchange::planned) require_whole_gradients("comm.set_exchange");
   end_step_locked();
-  exchange_ = exchange;
+  next_exchange_ = exchange;
 }
 
 Exchange Compressor::exchange() const {
   const std::lock_guard lock(mutex_);
-  return exchange_;
+  return next_exchange_;
 }
 
-void Compressor::set_momentum(const std::map<std::string, Momentum>& momenta, double beta) {
+void Compressor::set_momentum(const std::map<std::string, SentMomenta::Momentum>& momenta, double beta) {
   const std::lock_guard lock(mutex_);
   if (!momenta.empty()) {
     require_whole_averages("comm.set_momentum");
@@ -69,7 +69,7 @@ void Compressor::set_momentum(const std::map<std::string, Momentum>& momenta, do
   momenta_.share(momenta, beta);
 }
 
-void Compressor::keep_own_momenta(const std::vector<std::string>& names, OwnMomentum betas) {
+void Compressor::keep_own_momenta(const std::vector<std::string>& names, SentMomenta::OwnBetas betas) {
   const std::lock_guard lock(mutex_);
   if (!names.empty()) {
     require_whole_gradients("comm.keep_own_momenta");
@@ -95,13 +95,13 @@ void Compressor::set_step_sizes(const std::map<std::string, double>& step_sizes)
   momenta_.set_step_sizes(step_sizes);
 }
 
-std::map<std::string, Compressor::OwnUpdate> Compressor::own_updates() {
+std::map<std::string, SentMomenta::OwnUpdate> Compressor::own_updates() {
   const std::lock_guard lock(mutex_);
   end_step_locked();
   return momenta_.own_updates();
 }
 
-Compressor::Sample Compressor::momentum_sample() const {
+SentMomenta::Sample Compressor::momentum_sample() const {
   const std::lock_guard lock(mutex_);
   return momenta_.sample();
 }
@@ -113,7 +113,8 @@ bool Compressor::exchange_updates() {
   {
     const std::lock_guard lock(mutex_);
     end_step_locked();
-    for (const std::size_t index : momenta_.without_next_step()) {
+    momenta_.clear_step_sizes();  // updates are averaged as they are
+    for (const std::size_t index : momenta_.updated_parameters()) {
       slots.push_back({index, count});
       count += parameters_[index].info.count;
     }

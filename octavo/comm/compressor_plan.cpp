@@ -20,13 +20,13 @@ void require_scatterable(const Plan& plan, const std::vector<std::string>& param
   for (const std::string& parameter : parameters) {
     const ParameterPlan& of_one = plan.of(parameter);
     if (of_one.feedback && !of_one.feedback->fits_kept_sums()) {
-      fail(ErrorCode::invalid_argument, kOfCompressor, "in the plan ", plan.text(), ", +", of_one.feedback->text(),
+      fail(ErrorCode::invalid_argument, kCompressorWhere, "in the plan ", plan.text(), ", +", of_one.feedback->text(),
            " remembers what owners send to all, and ranks of fully_shard and ZeRO keep the sums of their shards to ",
            "themselves: ", of_one.compares() ? "use the codec inside lsh with +ef" : "use +ef",
            ", or compress between replicas of shards (octavo.compress, replicas)");
     }
     if (!of_one.map) continue;
-    fail(ErrorCode::invalid_argument, kOfCompressor, "the plan ", plan.text(), " makes a linear map of ", parameter,
+    fail(ErrorCode::invalid_argument, kCompressorWhere, "the plan ", plan.text(), " makes a linear map of ", parameter,
          ", which gives all ranks the whole mean, and ranks of fully_shard and ZeRO keep a shard each: use a codec of ",
          "values, such as int4+ef or topk:0.01+ef, or compress between replicas of shards (octavo.compress, replicas)");
   }
@@ -65,7 +65,7 @@ void Compressor::require_fits_ranks(const Plan& plan) const {
   if (scatters()) require_scatterable(plan, names);
   if (host_) require_fits_hosts(plan, names);
   if (plan.choices && (scatters() || shards_ || host_)) {
-    fail(ErrorCode::invalid_argument, kOfCompressor, "the plan ", plan.text(),
+    fail(ErrorCode::invalid_argument, kCompressorWhere, "the plan ", plan.text(),
          " measures the exchanges of DistributedDataParallel between all ranks: with fully_shard, ZeRO and ",
          "ranks_per_host name a plan, such as ", plan.choices->back().text());
   }
@@ -78,7 +78,7 @@ void Compressor::use(const Plan& plan) {
   std::vector<Following> all;
   for (std::size_t i = 0; i < parameters_.size(); ++i) all.push_back(following(*next, i));
   std::optional<AutoPlan> choice;
-  if (next->choices && world_size() > 1) {
+  if (next->choices && peer_count() > 1) {
     choice.emplace(next->choices->size(),
                    [this](std::vector<std::int64_t>& numbers) { broadcast_from_rank_0(*wire_, numbers); });
   }
@@ -127,13 +127,14 @@ void Compressor::require_fits_hosts(const Plan& plan, const std::vector<std::str
   for (const std::string& parameter : parameters) {
     const ParameterPlan& of_one = plan.of(parameter);
     if (of_one.map) {
-      fail(ErrorCode::invalid_argument, kOfCompressor, "the plan ", plan.text(), " makes a linear map of ", parameter,
+      fail(ErrorCode::invalid_argument, kCompressorWhere, "the plan ", plan.text(), " makes a linear map of ",
+           parameter,
            ", which needs the whole tensor, and with ranks_per_host each rank exchanges a range of it: use a ",
            "codec of values, such as int4+ef or topk:0.01+ef, or leave ranks_per_host out");
     }
     if (of_one.feedback && of_one.feedback->needs_whole_power()) {
       fail(
-          ErrorCode::invalid_argument, kOfCompressor, "the plan ", plan.text(),
+          ErrorCode::invalid_argument, kCompressorWhere, "the plan ", plan.text(),
           " clips each rank's gradient, and with ranks_per_host the mean of a host is sent: leave +clip out, or leave ",
           "ranks_per_host out");
     }
@@ -164,7 +165,7 @@ void Compressor::measure_next_step() {
     fail(ErrorCode::unsupported, "comm.measure_next_step",
          "with ranks_per_host a rank has no bucket's whole average to compare: measure without ranks_per_host");
   }
-  measures_next_ = true;
+  measures_next_step_ = true;
 }
 
 }  // namespace octavo

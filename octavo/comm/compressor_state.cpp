@@ -25,7 +25,7 @@ void Compressor::drop_residuals_of(std::size_t parameter) {
 CompressorState Compressor::state() {
   const std::lock_guard lock(mutex_);
   end_step_locked();
-  return {state_.save(), residuals_are_of_momenta_, step_, seed_, clips_.usual_factor(), clips_.steps()};
+  return {state_.save(), residuals_are_of_momenta_, step_number_, seed_, clips_.usual_factor(), clips_.steps()};
 }
 
 void Compressor::load_state(const CompressorState& state) {
@@ -55,7 +55,7 @@ void Compressor::continue_from(const CompressorState& state) {
   was_loaded_ = true;
   momenta_.was_loaded();
   residuals_are_of_momenta_ = state.of_momenta;
-  step_ = state.step;
+  step_number_ = state.step;
   common_.reset();
   seed_ = state.seed;
   clips_.restore(state.usual_factor, state.unclipped_steps);
@@ -89,7 +89,7 @@ OwedByRange Compressor::owed_from(std::size_t parameter, const Feedback::KeptByR
 
 std::uint64_t Compressor::step() const {
   const std::lock_guard lock(mutex_);
-  return step_;
+  return step_number_;
 }
 
 }  // namespace octavo

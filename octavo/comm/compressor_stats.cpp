@@ -25,7 +25,7 @@ CompressorStats Compressor::stats() {
   return {wire_->sent_bytes() + (shards_ ? shards_->sent_bytes() : 0),
           host_ ? host_->sent_bytes() : 0,
           dense_bytes_,
-          steps_,
+          steps_here_,
           verdict_.nonfinite_steps(),
           schedules_.seconds(),
           reused_share(compared_)};
@@ -78,7 +78,7 @@ std::uint64_t Compressor::wire_bytes(const Parameter& parameter) const {
   };
   std::uint64_t bytes = parameter.packed.bytes;
   const auto receivers = static_cast<std::uint64_t>(scatters() ? 0 : world - 1);  // of an owner's sum
-  for (const std::uint64_t sent : map ? map->image_sizes(shape_of(parameter), step_) : std::vector{count}) {
+  for (const std::uint64_t sent : map ? map->image_sizes(shape_of(parameter), step_number_) : std::vector{count}) {
     for (int owner = 0; owner < world; ++owner) {
       const std::uint64_t owned = owned_range(sent, owner, world, parameter.info.ownership).count;
       bytes += owner == wire_->rank() ? size_of(*down, owned) * receivers : size_of(*up, owned);

@@ -10,30 +10,30 @@ namespace octavo {
 void Compressor::begin_step(std::uint64_t mark) {
   const std::lock_guard lock(mutex_);
   mark_ = mark;
-  begin_step_of(exchange_);
+  begin_step_of(next_exchange_);
 }
 
 void Compressor::begin_step_of(Exchange exchange) {
   end_step_locked();
-  step_exchange_ = exchange;
+  exchange_ = exchange;
   if (exchange == Exchange::planned) {
     if (auto_) auto_->begin_step(std::chrono::duration<double>(last_done_ - first_ready_).count());
     first_ready_ = Clock::time_point::max();
   }
   if (std::exchange(residuals_are_of_momenta_, momenta_.any()) != momenta_.any()) drop_residuals_locked();
   if (std::exchange(was_loaded_, false)) forget_unused();
-  measures_ = std::exchange(measures_next_, false);
+  measures_this_step_ = std::exchange(measures_next_step_, false);
   for (Parameter& parameter : parameters_) {
     parameter.power = 0;
-    if (measures_) parameter.loss = {};
+    if (measures_this_step_) parameter.loss = {};
   }
   momenta_.begin_step();
   verdict_.begin_step();
   schedules_.begin_step();
   clips_.begin_step();
-  current_ = Step::under_way;
-  ++steps_;
-  ++step_;
+  phase_ = Phase::under_way;
+  ++steps_here_;
+  ++step_number_;
   common_.reset();
 }
 
@@ -45,13 +45,13 @@ bool Compressor::end_step() {
 
 bool Compressor::is_in_step() const {
   const std::lock_guard lock(mutex_);
-  return current_ == Step::under_way;
+  return phase_ == Phase::under_way;
 }
 
 bool Compressor::was_in_bucket(std::size_t parameter) const {
   const std::lock_guard lock(mutex_);
   require_parameter(parameter, "comm.was_in_bucket");
-  return current_ == Step::under_way && parameters_[parameter].last_used == steps_;
+  return phase_ == Phase::under_way && parameters_[parameter].last_used == steps_here_;
 }
 
 void Compressor::abandon_step() {
@@ -62,7 +62,7 @@ void Compressor::abandon_step() {
 void Compressor::abandon_step_locked() {
   roll_back();
   clips_.forget_step();
-  current_ = Step::none;
+  phase_ = Phase::none;
   jobs_under_way_ = 0;
   verdict_.abandon_step();
 }
@@ -90,14 +90,14 @@ void Compressor::scale_step(double factor) {
     fail(ErrorCode::invalid_argument, "comm.scale_step", "expected a factor from 0 to 1, got ", factor);
   }
   const std::lock_guard lock(mutex_);
-  if (step_exchange_ == Exchange::nothing) return;  // the factor is this rank's own, and nothing was left out
+  if (exchange_ == Exchange::nothing) return;  // the factor is this rank's own, and nothing was left out
   const auto [is_of_burst, steps] = clips_.add_clip(factor);
   if (is_of_burst) roll_back();
   if (is_of_burst && (steps > 1 || is_committed())) drop_residuals_locked();
 }
 
 /// Whether the residuals of the last step are committed already. Those of one that was not finite never are.
-bool Compressor::is_committed() const { return current_ == Step::ended && verdict_.last_step_was_finite(); }
+bool Compressor::is_committed() const { return phase_ == Phase::ended && verdict_.last_step_was_finite(); }
 
 void Compressor::roll_back() {
   state_.end_step(/*commit=*/false);
@@ -110,7 +110,7 @@ void Compressor::end_step_locked() {
   if (jobs_under_way_ > 0) return abandon_step_locked();
   const bool finite = verdict_.end_step();
   if (!finite) clips_.forget_step();
-  if (current_ == Step::under_way) current_ = Step::ended;
+  if (phase_ == Phase::under_way) phase_ = Phase::ended;
   state_.end_step(finite);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];

@@ -13,18 +13,18 @@ namespace octavo {
 
 namespace {
 
-constexpr const char* kOfHook = "comm.fsdp_hook";
+constexpr const char* kHookWhere = "comm.fsdp_hook";
 
 void require_below(std::size_t index, std::size_t number, const char* of) {
   if (index < number) return;
-  fail(ErrorCode::invalid_argument, kOfHook, "expected one of ", number, ' ', of, ", got number ", index);
+  fail(ErrorCode::invalid_argument, kHookWhere, "expected one of ", number, ' ', of, ", got number ", index);
 }
 
 }  // namespace
 
 FsdpHook::FsdpHook(std::shared_ptr<Compressor> compressor, std::vector<std::vector<Member>> groups)
     : compressor_(std::move(compressor)), groups_(std::move(groups)), in_step_(groups_.size()) {
-  if (!compressor_) fail(ErrorCode::invalid_argument, kOfHook, "expected a compressor, got none");
+  if (!compressor_) fail(ErrorCode::invalid_argument, kHookWhere, "expected a compressor, got none");
   has_gradient_.resize(compressor_->parameter_count());
   for (const auto& group : groups_) {
     for (const Member& member : group) require_below(member.parameter, has_gradient_.size(), "parameters");
@@ -46,13 +46,13 @@ void FsdpHook::reduce_scatter(std::size_t group, at::Tensor output, at::Tensor i
   const std::lock_guard lock(mutex_);
   const at::Tensor bucket = where_kernels_run(input);
   reduce(group, bucket, static_cast<std::uint64_t>(output.numel()), divisor);
-  where_kernels_run(output).copy_(bucket.narrow(0, compressor_->rank() * output.numel(), output.numel()));
+  where_kernels_run(output).copy_(bucket.narrow(0, compressor_->peer_rank() * output.numel(), output.numel()));
   wait_for_current_stream(output.device());
 }
 
 void FsdpHook::all_reduce(std::size_t group, at::Tensor shard) {
   const std::lock_guard lock(mutex_);
-  reduce(group, where_kernels_run(shard), static_cast<std::uint64_t>(shard.numel()), compressor_->world_size());
+  reduce(group, where_kernels_run(shard), static_cast<std::uint64_t>(shard.numel()), compressor_->peer_count());
 }
 
 void FsdpHook::reduce(std::size_t group, const at::Tensor& bucket, std::uint64_t shard, double divisor) {
@@ -89,7 +89,7 @@ std::vector<Slot> FsdpHook::slots_of(std::size_t group, std::uint64_t shard) {
     has_gradient_[member.parameter] = false;
   }
   if (offset == shard) return slots;
-  fail(ErrorCode::invalid_argument, kOfHook, "FSDP2 reduces ", shard, " elements of a parameter group, and ",
+  fail(ErrorCode::invalid_argument, kHookWhere, "FSDP2 reduces ", shard, " elements of a parameter group, and ",
        "the parameters with a gradient have ", offset,
        " elements together: let the model's parameters, and which of them need ",
        "gradients, be those at octavo.compress; where another method than forward() uses parameters, let it use all ",

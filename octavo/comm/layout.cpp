@@ -32,7 +32,7 @@ Range owned_range(std::uint64_t count, int rank, int world_size, Ownership owner
   return {first, std::min(size, count - first)};
 }
 
-Sent sent_part(std::uint64_t count, int rank, int world_size, Ownership ownership) {
+OthersRanges others_ranges(std::uint64_t count, int rank, int world_size, Ownership ownership) {
   const Range own = owned_range(count, rank, world_size, ownership);
   return {count - own.count, own};
 }

@@ -37,9 +37,11 @@ struct OCTAVO_API Ownership {
 /// What averaging a parameter's gradients must know of it.
 struct ParameterInfo {
   std::string name;
-  std::uint64_t count;     // real numbers: two for each element of a complex parameter
-  bool exempt;             // it is sent in float32
-  std::uint64_t rows = 1;  // of the parameter as a matrix: its first dimension, or 1 where it has only one
+  std::uint64_t count;  // real numbers: two for each element of a complex parameter
+  bool exempt;          // it is sent in float32
+  /// Of the parameter as a matrix: its first dimension, or 1 where it has only one (rows_of). A matrix that has 1 here
+  /// takes more bytes by `powersgd` than by `dense`, since its factors are a row and a number.
+  std::uint64_t rows = 1;
   Ownership ownership = Ownership::even();
 };
 
@@ -57,16 +59,17 @@ OCTAVO_API std::uint64_t rows_of(std::span<const std::int64_t> sizes);
 /// Returns the range of a tensor of `count` elements that `rank` of `world_size` owns.
 OCTAVO_API Range owned_range(std::uint64_t count, int rank, int world_size, Ownership ownership = Ownership::even());
 
-/// The part of a tensor that `rank` sends to others, which is all but its own range, as one array. Feedback is kept in
+/// The ranges of a tensor that the other ranks own, which is all that a rank sends, as one array. Feedback is kept in
 /// this layout.
-struct OCTAVO_API Sent {
+struct OCTAVO_API OthersRanges {
   std::uint64_t count = 0;
   Range own;
   /// Returns the index in this array of a range that starts at element `first` of the tensor.
   std::uint64_t index(std::uint64_t first) const { return first > own.first ? first - own.count : first; }
 };
-/// Returns the part of a tensor of `count` elements that `rank` of `world_size` sends to others.
-OCTAVO_API Sent sent_part(std::uint64_t count, int rank, int world_size, Ownership ownership = Ownership::even());
+/// Returns the ranges of a tensor of `count` elements that others than `rank` of `world_size` own.
+OCTAVO_API OthersRanges others_ranges(std::uint64_t count, int rank, int world_size,
+                                      Ownership ownership = Ownership::even());
 
 /// A tensor's range inside a message.
 struct Piece {

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "octavo/comm/schedule/contribution.h"
+#include "octavo/comm/contribution.h"
 #include "octavo/comm/wire.h"
 
 namespace octavo {

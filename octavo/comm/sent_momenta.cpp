@@ -220,14 +220,16 @@ std::map<std::string, SentMomenta::OwnUpdate> SentMomenta::own_updates() {
   return all;
 }
 
-std::vector<std::size_t> SentMomenta::without_next_step() {
-  std::vector<std::size_t> sent;
+void SentMomenta::clear_step_sizes() {
+  for (Substitute& substitute : substitutes_) substitute.step_size = 0;
+}
+
+std::vector<std::size_t> SentMomenta::updated_parameters() const {
+  std::vector<std::size_t> updated;
   for (std::size_t i = 0; i < substitutes_.size(); ++i) {
-    if (!keeps_updates(i)) continue;
-    substitutes_[i].step_size = 0;
-    sent.push_back(i);
+    if (keeps_updates(i)) updated.push_back(i);
   }
-  return sent;
+  return updated;
 }
 
 }  // namespace octavo

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "octavo/comm/contribution.h"
 #include "octavo/comm/layout.h"
-#include "octavo/comm/schedule/contribution.h"
 #include "octavo/comm/state/state_store.h"
 
 namespace octavo {
@@ -92,8 +92,10 @@ class SentMomenta {
   void set_step_sizes(const std::map<std::string, double>& step_sizes);
   /// Returns the momenta and updates by parameter name, flat, on the devices of the preconditioners.
   std::map<std::string, OwnUpdate> own_updates();
-  /// Sets all step sizes to 0, so that the next exchange averages updates as they are, and returns their parameters.
-  std::vector<std::size_t> without_next_step();
+  /// Sets all step sizes to 0, so that the next exchange averages updates as they are.
+  void clear_step_sizes();
+  /// Returns the parameters of which updates are sent.
+  std::vector<std::size_t> updated_parameters() const;
   const at::Tensor& preconditioner(std::size_t parameter) const { return substitutes_[parameter].preconditioner; }
 
  private:

@@ -24,8 +24,8 @@ class Verdict {
   void report(bool finite);
   /// Waits for what the others have reported so far. Throws what Wire throws; the step is then not finite.
   void collect();
-  /// Ends the step and returns whether it was finite. Where no step was begun since the last one ended, the answer is
-  /// about what was reported since then. Throws as collect() does, before the step has ended.
+  /// Ends the step and returns whether it was finite. If no step was begun after the last one ended, it judges only
+  /// what was reported since then. Throws as collect() does, before the step has ended.
   bool end_step();
   /// Ends a step that was broken off; last_step_was_finite() is then false.
   void abandon_step();

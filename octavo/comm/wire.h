@@ -81,11 +81,13 @@ class OCTAVO_API Transfer {
 ///
 /// Exchanges send bytes only (uint8), because Gloo rejects other small types and no transport may add packed bytes. All
 /// ranks must make the same calls in the same order. Throws Error communication where a peer fails (the process group
-/// must then be rebuilt), and Error timeout after that time. Over Gloo this needs a process that ignores SIGPIPE, as
-/// Python does; a peer's end may otherwise end it.
+/// must then be rebuilt). Throws Error timeout if a peer does not answer within `timeout`. Over Gloo this needs a
+/// process that ignores SIGPIPE, as Python does; a peer's end may otherwise end it.
 class OCTAVO_API Wire {
  public:
-  /// `backend` must have a name (getBackendName). `longest_message`: the bytes of the longest message that a rank may
+  /// `backend` must have a name (getBackendName), allreduce() and, for `dense` sums of shards, _reduce_scatter_base(),
+  /// both by sum, and alltoall_base() of bytes or, where its name is gloo, send() and recv(); their works need
+  /// wait(timeout). `longest_message`: the bytes of the longest message that a rank may
   /// ever send another one; 0: not known yet (expect_messages_of()). `names`: the numbers by which errors name the
   /// ranks, in rank order, where a user knows them by other numbers than those of the back end; empty: by those.
   /// Errors of memory that ranks share (SharedBackend) have the numbers of the back end.

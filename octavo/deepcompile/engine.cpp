@@ -54,12 +54,14 @@ Engine::~Engine() {
 
 void Engine::init(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_ptr<c10d::Backend> backend,
                   std::int64_t bucket_size, EngineOptions options) {
-  if (backend_) fail(ErrorCode::invalid_argument, kOfEngine, "the engine is a model's already: call cleanup() first");
+  if (backend_)
+    fail(ErrorCode::invalid_argument, kEngineWhere, "the engine is a model's already: call cleanup() first");
   if (bucket_size <= 0) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "expected a bucket of at least 1 element, got ", bucket_size);
+    fail(ErrorCode::invalid_argument, kEngineWhere, "expected a bucket of at least 1 element, got ", bucket_size);
   }
   if (!group || !backend) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "expected a process group and its backend for memory of the CPU, got ",
+    fail(ErrorCode::invalid_argument, kEngineWhere,
+         "expected a process group and its backend for memory of the CPU, got ",
          group ? "no backend" : "no process group");
   }
   process_group = std::move(group);
@@ -100,7 +102,7 @@ void Engine::cleanup() {
 
 const c10d::Backend& Engine::backend() const {
   if (backend_) return *backend_;
-  fail(ErrorCode::invalid_argument, kOfEngine, "the engine is of no model yet: call init() first");
+  fail(ErrorCode::invalid_argument, kEngineWhere, "the engine is of no model yet: call init() first");
 }
 
 int Engine::rank() const { return backend().getRank(); }
@@ -113,19 +115,19 @@ Range Engine::owned(std::uint64_t count) const {
 
 void Engine::require_registering(long ds_id, c10::Device device, const ParamOptions& options) const {
   if (shared_) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id, " comes after the first graph: register all ",
+    fail(ErrorCode::invalid_argument, kEngineWhere, "parameter ", ds_id, " comes after the first graph: register all ",
          "parameters, then graphs");
   }
   const c10::Device first = params_.empty() ? device : param_registry->getParam(params_.front().id).getDevice();
   if (device != first) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id, " is on ", device.str(), ", and parameter ",
+    fail(ErrorCode::invalid_argument, kEngineWhere, "parameter ", ds_id, " is on ", device.str(), ", and parameter ",
          params_.front().id, " on ", first.str(), ": expected all on one device");
   }
   const std::string name = name_of(ds_id, options);
   const auto same = std::ranges::find(params_, name, &SummedParam::name);
   if (same == params_.end() || same->id == ds_id) return;
-  fail(ErrorCode::invalid_argument, kOfEngine, "parameters ", same->id, " and ", ds_id, " have the same name, ", name,
-       ", by which their states are saved: give each its own");
+  fail(ErrorCode::invalid_argument, kEngineWhere, "parameters ", same->id, " and ", ds_id, " have the same name, ",
+       name, ", by which their states are saved: give each its own");
 }
 
 void Engine::add(long ds_id, const std::vector<std::int64_t>& shape, ParamOptions options) {
@@ -142,22 +144,22 @@ void Engine::register_param(long ds_id, const std::vector<std::int64_t>& ds_shap
   const Range own = owned(static_cast<std::uint64_t>(whole));
   const auto first = static_cast<std::int64_t>(own.first);
   if (own.count > 0 && offset != first) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "expected offset ", first, " of parameter ", ds_id,
+    fail(ErrorCode::invalid_argument, kEngineWhere, "expected offset ", first, " of parameter ", ds_id,
          ", from which on rank ", backend_->getRank(), " owns ", own.count, " of its elements, got ", offset);
   }
   if (!ds_tensor.is_contiguous() || ds_tensor.numel() != whole) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "expected parameter ", ds_id, " with ", whole, " elements in ",
+    fail(ErrorCode::invalid_argument, kEngineWhere, "expected parameter ", ds_id, " with ", whole, " elements in ",
          "row-major order, of which ranks own ranges, got ", ds_tensor.numel(), " with strides ", ds_tensor.strides());
   }
   const bool has_own = options.own_part.defined();
   const c10::Device device = has_own ? options.own_part.device() : ds_tensor.device();
   DSParamRegistry::requireWhole(ds_id, whole, device, ds_tensor);  // before anything is registered
   if (has_own && options.own_part.scalar_type() != ds_tensor.scalar_type()) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "expected what this rank owns of parameter ", ds_id, " as ",
+    fail(ErrorCode::invalid_argument, kEngineWhere, "expected what this rank owns of parameter ", ds_id, " as ",
          ds_tensor.scalar_type(), ", as the whole, got ", options.own_part.scalar_type());
   }
   if (options_.gather_codec && !has_own) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id, " is sent by ", options_.gather_codec->text(),
+    fail(ErrorCode::invalid_argument, kEngineWhere, "parameter ", ds_id, " is sent by ", options_.gather_codec->text(),
          ", which leaves something out: keep what this rank owns in memory of its own, ParamOptions::own_part");
   }
   param_registry->registerParam(ds_id, ds_shape, has_own ? std::move(options.own_part) : ds_tensor,
@@ -175,7 +177,7 @@ void Engine::register_z3_param(long ds_id, const std::vector<std::int64_t>& ds_s
   const Range own = owned(static_cast<std::uint64_t>(element_count(ds_id, ds_shape)));
   const auto count = static_cast<std::int64_t>(own.count);
   if (ds_tensor.numel() < count) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "expected a shard of parameter ", ds_id, " with ", count,
+    fail(ErrorCode::invalid_argument, kEngineWhere, "expected a shard of parameter ", ds_id, " with ", count,
          " elements, which rank ", backend_->getRank(), " of ", backend_->getSize(), " owns of [",
          join_as_str(ds_shape, ", "), "], got ", ds_tensor.numel());
   }
@@ -204,16 +206,16 @@ std::unique_ptr<Wire> Engine::new_wire(const c10::intrusive_ptr<c10d::Backend>& 
 }
 
 void Engine::require_params(long graph_id, const std::vector<long>& ds_ids, bool are_whole) const {
-  if (params_.empty()) fail(ErrorCode::invalid_argument, kOfEngine, "register parameters before the first graph");
+  if (params_.empty()) fail(ErrorCode::invalid_argument, kEngineWhere, "register parameters before the first graph");
   for (const long id : ds_ids) {
     param_registry->getParam(id);  // throws for an unknown one
     if (std::ranges::find(params_, id, &SummedParam::id) == params_.end()) {
-      fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " has parameter ", id, ", which is only ",
+      fail(ErrorCode::invalid_argument, kEngineWhere, "graph ", graph_id, " has parameter ", id, ", which is only ",
            "in the registry: register it by the engine's ", are_whole ? "register_param()" : "register_z3_param()");
     }
     if (are_whole != (std::ranges::find(whole_, id) != whole_.end())) {
-      fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " has parameter ", id, " of another stage of ",
-           "ZeRO: register the graph by ",
+      fail(ErrorCode::invalid_argument, kEngineWhere, "graph ", graph_id, " has parameter ", id,
+           " of another stage of ", "ZeRO: register the graph by ",
            are_whole ? "register_graph_z3()" : "register_graph_z1() or register_graph_z2()");
     }
   }
@@ -252,10 +254,10 @@ void Engine::make_shared_parts() {
 template <class Executor, class... Parts>
 void Engine::register_graph(long graph_id, const std::vector<long>& ds_ids, Parts Shared::*... parts) {
   if (executors.contains(graph_id)) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " is registered already");
+    fail(ErrorCode::invalid_argument, kEngineWhere, "graph ", graph_id, " is registered already");
   }
   if (graph_ids_.is_anothers(graph_id)) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " is another engine's: number graphs by ",
+    fail(ErrorCode::invalid_argument, kEngineWhere, "graph ", graph_id, " is another engine's: number graphs by ",
          "new_graph_id() of the engine that registers them");
   }
   require_params(graph_id, ds_ids, !std::is_same_v<Executor, Z3CustomOpExecutor>);
@@ -263,7 +265,7 @@ void Engine::register_graph(long graph_id, const std::vector<long>& ds_ids, Part
     return std::dynamic_pointer_cast<ReducingExecutor>(each.second) != nullptr;
   });
   if (sharing > 0 && shared_ && shared_->divides_first != flags->pre_div_reduce) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " comes after pre_div_reduce was changed, and ",
+    fail(ErrorCode::invalid_argument, kEngineWhere, "graph ", graph_id, " comes after pre_div_reduce was changed, and ",
          "shares its buckets with ", sharing, " other graphs: set it before the first one");
   }
   make_shared_parts();
@@ -306,7 +308,7 @@ void Engine::order_gradients(long graph_id, const std::vector<long>& expected, b
 
 void Engine::unregister_graph(long graph_id) {
   if (pass_.open_graphs.contains(graph_id)) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " has gradients in a backward pass: call ",
+    fail(ErrorCode::invalid_argument, kEngineWhere, "graph ", graph_id, " has gradients in a backward pass: call ",
          "end_backward() for it, or give_up_pass(), before it is forgotten");
   }
   const std::uint64_t of_all_orders = order_bytes();
@@ -321,7 +323,7 @@ void Engine::update_param_grad_buffer(long ds_id, at::Tensor grad_buffer) {
 
 SymmetricMemoryPtr Engine::getSymmMemWorkspace(std::int64_t size) {
   if (!shared_)
-    fail(ErrorCode::invalid_argument, kOfEngine, "ranks share memory from the first graph on: register one");
+    fail(ErrorCode::invalid_argument, kEngineWhere, "ranks share memory from the first graph on: register one");
   const c10::Device device = param_registry->getParam(params_.front().id).getDevice();
   const std::string name = device.is_cpu() ? "" : process_group->getGroupName();
   return make_symmetric_memory(backend_, name, device, size, options_.timeout);

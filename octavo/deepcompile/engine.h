@@ -31,7 +31,7 @@
 
 namespace octavo::dc {
 
-inline constexpr const char* kOfEngine = "deepcompile.engine";  // the place in its errors
+inline constexpr const char* kEngineWhere = "deepcompile.engine";  // the place in its errors
 
 struct EngineOptions {
   Plan plan = Plan::parse("dense");  // for gradients

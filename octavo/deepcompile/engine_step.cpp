@@ -21,7 +21,8 @@ template <class Executors>
 void require_executors(const Executors& executors) {
   for (const auto& [id, executor] : executors) {
     if (executor) continue;
-    fail(ErrorCode::invalid_argument, kOfEngine, "the executor of graph ", id, " is null: set one, or erase its entry");
+    fail(ErrorCode::invalid_argument, kEngineWhere, "the executor of graph ", id,
+         " is null: set one, or erase its entry");
   }
 }
 
@@ -51,10 +52,10 @@ void Engine::end_forward() {
 void Engine::start_backward(bool update) {
   require_executors(executors);
   if (executors.empty()) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "a backward pass needs a graph: register one first");
+    fail(ErrorCode::invalid_argument, kEngineWhere, "a backward pass needs a graph: register one first");
   }
   if (!pass_.open_graphs.empty()) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "the backward pass before was not ended, and graphs [",
+    fail(ErrorCode::invalid_argument, kEngineWhere, "the backward pass before was not ended, and graphs [",
          join_as_str(pass_.open_graphs, ", ", 100), "] have gradients of it: call end_backward() for each of them, or ",
          "give_up_pass() of the engine after an error");
   }
@@ -75,7 +76,8 @@ void Engine::require_all_reduced() const {
   for (const auto& [id, sum] : param_registry->accumulation().local) names.push_back(param_registry->nameOf(id));
   if (names.empty()) return;
   std::ranges::sort(names);
-  fail(ErrorCode::invalid_argument, kOfEngine, "the step before lacks the gradients of ", join_as_str(names, ", ", 200),
+  fail(ErrorCode::invalid_argument, kEngineWhere, "the step before lacks the gradients of ",
+       join_as_str(names, ", ", 200),
        ", which wait in stage 1 for end_backward() of their graph in the last pass of a step: call it for every graph ",
        "there, or call drop_gradients() to begin a step without them");
 }
@@ -108,7 +110,7 @@ void Engine::note_gradient(long graph_id) {
 
 void Engine::reduce_grads(at::TensorList grads, long graph_id, const std::vector<long>& ds_ids) {
   if (grads.size() != ds_ids.size()) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "expected a gradient for each of ", ds_ids.size(),
+    fail(ErrorCode::invalid_argument, kEngineWhere, "expected a gradient for each of ", ds_ids.size(),
          " parameters of graph ", graph_id, ", got ", grads.size());
   }
   if (pass_.ignores_gradients) return;
@@ -121,8 +123,8 @@ void Engine::finish_backward(long graph_id, std::int64_t n_grads) {
   const std::int64_t got = std::exchange(pass_.handed_over[graph_id], 0);
   end_reductions(graph_id);
   if (got != n_grads && !pass_.ignores_gradients) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "expected ", n_grads, " gradients of graph ", graph_id, ", got ", got,
-         ": the compiler has left out an operator, and parameters were not trained");
+    fail(ErrorCode::invalid_argument, kEngineWhere, "expected ", n_grads, " gradients of graph ", graph_id, ", got ",
+         got, ": the compiler has left out an operator, and parameters were not trained");
   }
   if (shared_) shared_->fresh->require_waited(executor(graph_id).getParamIds());
 }
@@ -179,7 +181,7 @@ std::vector<long> Engine::reduced_params() const {
 }
 
 Compressor& Engine::compressor() const {
-  if (!shared_) fail(ErrorCode::invalid_argument, kOfEngine, "gradients are summed up from the first graph on");
+  if (!shared_) fail(ErrorCode::invalid_argument, kEngineWhere, "gradients are summed up from the first graph on");
   return shared_->sum->compressor();
 }
 

@@ -29,7 +29,7 @@ void Engine::prefetch_params_fused(long graph_id, const std::vector<long>& ds_id
 
 void Engine::gather_into(long graph_id, const std::vector<long>& ds_ids, const std::vector<at::Tensor>& wholes) {
   if (wholes.size() != ds_ids.size()) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "expected memory for each of ", ds_ids.size(), " parameters, got ",
+    fail(ErrorCode::invalid_argument, kEngineWhere, "expected memory for each of ", ds_ids.size(), " parameters, got ",
          wholes.size(), " tensors");
   }
   for (std::size_t i = 0; i < ds_ids.size(); ++i) param_registry->registerGatheredParam(ds_ids[i], wholes[i]);
@@ -59,7 +59,7 @@ void Engine::release_param(long graph_id, long ds_id, long n_users) {
 
 void Engine::set_persistent(long ds_id, bool is_persistent) {
   if (!is_persistent && std::ranges::find(whole_, ds_id) != whole_.end()) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id,
+    fail(ErrorCode::invalid_argument, kEngineWhere, "parameter ", ds_id,
          " is of stage 1 or 2, where parameters stay whole: ", "this is for those of register_z3_param()");
   }
   param_registry->setPersistent(ds_id, is_persistent);
@@ -158,7 +158,7 @@ void Engine::restore() {
 void Engine::free_tensors(const std::vector<at::Tensor>& tensors) const {
   if (flags->profile) return;
   if (!std::ranges::all_of(tensors, &at::Tensor::defined)) {
-    fail(ErrorCode::invalid_argument, kOfEngine, "expected tensors to free, got an undefined one");
+    fail(ErrorCode::invalid_argument, kEngineWhere, "expected tensors to free, got an undefined one");
   }
   for (const at::Tensor& tensor : tensors) {
     if (static_cast<std::int64_t>(tensor.nbytes()) <= flags->free_activation_threshold) continue;

@@ -16,7 +16,7 @@ namespace octavo::dc {
 
 namespace {
 
-constexpr const char* kOfExecutor = "deepcompile.executor";
+constexpr const char* kExecutorWhere = "deepcompile.executor";
 
 }  // namespace
 
@@ -44,7 +44,7 @@ bool CustomOpExecutor::hasParam(long ds_id) const { return std::ranges::find(ds_
 
 void CustomOpExecutor::requireParam(long ds_id) const {
   if (hasParam(ds_id)) return;
-  fail(ErrorCode::invalid_argument, kOfExecutor, "parameter ", ds_id, " does not belong to this graph, which has [",
+  fail(ErrorCode::invalid_argument, kExecutorWhere, "parameter ", ds_id, " does not belong to this graph, which has [",
        join_as_str(ds_ids_, ", ", 100), "]");
 }
 
@@ -53,14 +53,14 @@ void CustomOpExecutor::requireGradient(const at::Tensor& gradient, long ds_id) c
   const DSParam& param = param_registry_->getParam(ds_id);
   const auto whole = static_cast<std::int64_t>(productDim(param.getShape()));
   if (gradient.layout() != at::kStrided) {
-    fail(ErrorCode::unsupported, kOfExecutor, "the gradient of ", param_registry_->nameOf(ds_id), " is sparse, which ",
-         "ZeRO does not add up: use sparse=False in its nn.Embedding");
+    fail(ErrorCode::unsupported, kExecutorWhere, "the gradient of ", param_registry_->nameOf(ds_id),
+         " is sparse, which ", "ZeRO does not add up: use sparse=False in its nn.Embedding");
   }
   if (gradient.numel() == whole && gradient.device() == param.getDevice() &&
       at::isFloatingType(gradient.scalar_type())) {
     return;
   }
-  fail(ErrorCode::invalid_argument, kOfExecutor, "expected the gradient of parameter ", ds_id, " as ", whole,
+  fail(ErrorCode::invalid_argument, kExecutorWhere, "expected the gradient of parameter ", ds_id, " as ", whole,
        " floats on ", param.getDevice().str(), ", got ", at::toString(gradient.scalar_type()), gradient.sizes(), " on ",
        gradient.device().str());
 }

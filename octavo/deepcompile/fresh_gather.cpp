@@ -16,7 +16,7 @@ namespace octavo::dc {
 
 namespace {
 
-constexpr const char* kOfFreshGather = "deepcompile.fresh_gather";
+constexpr const char* kFreshGatherWhere = "deepcompile.fresh_gather";
 
 }  // namespace
 
@@ -50,7 +50,7 @@ at::Tensor FreshGather::make_room(long id, at::ScalarType dtype, RoomsOfCall& ro
 
 void FreshGather::wait(at::TensorList gathered, std::span<const long> ids) {
   if (gathered.size() != ids.size()) {
-    fail(ErrorCode::invalid_argument, kOfFreshGather, "expected ", ids.size(),
+    fail(ErrorCode::invalid_argument, kFreshGatherWhere, "expected ", ids.size(),
          " gathered tensors, one for each parameter, got ", gathered.size());
   }
   for (std::size_t i = 0; i < ids.size(); ++i) wait_one(gathered[i], ids[i]);
@@ -61,11 +61,11 @@ void FreshGather::wait_one(const at::Tensor& gathered, long id) {
   const DSParam& param = registry_->getParam(id);
   int& awaited = awaited_[id];
   if (awaited == 0) {
-    fail(ErrorCode::invalid_argument, kOfFreshGather, "parameter ", id, " was not gathered since it was last waited ",
-         "for: wait once for each gather");
+    fail(ErrorCode::invalid_argument, kFreshGatherWhere, "parameter ", id,
+         " was not gathered since it was last waited ", "for: wait once for each gather");
   }
   if (gathered.sizes() != at::IntArrayRef(param.getShape())) {
-    fail(ErrorCode::invalid_argument, kOfFreshGather, "expected gathered parameter ", id, " as [",
+    fail(ErrorCode::invalid_argument, kFreshGatherWhere, "expected gathered parameter ", id, " as [",
          join_as_str(param.getShape(), ", "), "], got ", gathered.sizes());
   }
   gather_->wait(id);
@@ -89,7 +89,8 @@ void FreshGather::require_waited(std::span<const long> ids) {
     found->second = 0;
   }
   if (names.empty()) return;
-  fail(ErrorCode::invalid_argument, kOfFreshGather, "the gather of ", join_as_str(names, ", ", 200), " was not waited ",
+  fail(ErrorCode::invalid_argument, kFreshGatherWhere, "the gather of ", join_as_str(names, ", ", 200),
+       " was not waited ",
        "for, and what was computed with it may be wrong: call wait_params after each allgather_params_fused, before ",
        "its results are used");
 }

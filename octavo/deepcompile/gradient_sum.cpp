@@ -43,7 +43,7 @@ std::size_t GradientSum::index_of(long id) const {
 
 Range GradientSum::owned(long id) const {
   const std::uint64_t count = productDim(params_[index_of(id)].shape);
-  return owned_range(count, compressor_->rank(), compressor_->world_size(), Ownership::equal_ranges());
+  return owned_range(count, compressor_->peer_rank(), compressor_->peer_count(), Ownership::equal_ranges());
 }
 
 void GradientSum::begin_pass() {

@@ -30,7 +30,7 @@ struct ParamGather::Flight {
 
 namespace {
 
-constexpr const char* kOfGather = "deepcompile.param_gather";
+constexpr const char* kGatherWhere = "deepcompile.param_gather";
 /// A flight is waited for before so many others are started after it, also one that nobody has waited for. Each takes
 /// up a place in memory that ranks share, and places are used in turn.
 constexpr std::uint64_t kMostFlights = 64;
@@ -57,7 +57,7 @@ ParamGather::~ParamGather() = default;
 std::vector<at::ScalarType> ParamGather::dtypes_of(std::span<const long> ids,
                                                    std::span<const at::ScalarType> dtypes) const {
   if (!dtypes.empty() && dtypes.size() != ids.size()) {
-    fail(ErrorCode::invalid_argument, kOfGather, "expected a dtype for each of ", ids.size(),
+    fail(ErrorCode::invalid_argument, kGatherWhere, "expected a dtype for each of ", ids.size(),
          " parameters, or none, got ", dtypes.size());
   }
   std::vector<at::ScalarType> wanted(dtypes.begin(), dtypes.end());
@@ -157,7 +157,7 @@ at::Tensor ParamGather::make_room(const DSParam& param, at::ScalarType dtype) co
   at::Tensor whole = is_fit ? kept : at::empty(param.getShape(), at::dtype(dtype).device(param.getDevice()));
   const Range own = owned_range(count, wire_->rank(), wire_->world_size(), Ownership::equal_ranges());
   if (static_cast<std::uint64_t>(shard.numel()) < own.count) {
-    fail(ErrorCode::invalid_argument, kOfGather, "expected a shard of parameter ", id, " with ", own.count,
+    fail(ErrorCode::invalid_argument, kGatherWhere, "expected a shard of parameter ", id, " with ", own.count,
          " elements, which rank ", wire_->rank(), " of ", wire_->world_size(), " owns of [",
          join_as_str(param.getShape(), ", "), "], got ", shard.numel());
   }
@@ -188,7 +188,7 @@ void ParamGather::wait(long id) {
   const auto found =
       std::ranges::find_if(flights_, [&](const auto& flight) { return std::ranges::count(flight->ids, id) > 0; });
   if (found == flights_.end()) {
-    fail(ErrorCode::communication, kOfGather, "the transfer of parameter ", id, " has failed before; ",
+    fail(ErrorCode::communication, kGatherWhere, "the transfer of parameter ", id, " has failed before; ",
          "the process group and the engine must be rebuilt");
   }
   Flight& flight = **found;

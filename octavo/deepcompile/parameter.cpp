@@ -15,7 +15,7 @@ namespace octavo::dc {
 
 namespace {
 
-constexpr const char* kOfParameter = "deepcompile.parameter";
+constexpr const char* kParameterWhere = "deepcompile.parameter";
 
 /// The streams of each thread that moves parameters: a device's streams exist as long as the process.
 SideStreams& offload_streams() {
@@ -33,14 +33,14 @@ std::int64_t element_count(long id, const std::vector<std::int64_t>& shape) {
   constexpr std::int64_t kMost =
       std::numeric_limits<std::int64_t>::max() / static_cast<std::int64_t>(sizeof(c10::complex<double>));
   if (std::ranges::any_of(shape, [](std::int64_t size) { return size < 0; })) {
-    fail(ErrorCode::invalid_argument, kOfParameter, "expected sizes of at least 0 of parameter ", id, ", got [",
+    fail(ErrorCode::invalid_argument, kParameterWhere, "expected sizes of at least 0 of parameter ", id, ", got [",
          join_as_str(shape, ", "), "]");
   }
   if (std::ranges::find(shape, 0) != shape.end()) return 0;
   std::int64_t count = 1;
   for (const std::int64_t size : shape) {
     if (size > kMost / count) {
-      fail(ErrorCode::invalid_argument, kOfParameter, "expected at most ", kMost, " elements of parameter ", id,
+      fail(ErrorCode::invalid_argument, kParameterWhere, "expected at most ", kMost, " elements of parameter ", id,
            ", whose shape is [", join_as_str(shape, ", "), "]");
     }
     count *= size;
@@ -50,7 +50,7 @@ std::int64_t element_count(long id, const std::vector<std::int64_t>& shape) {
 
 const at::Tensor& require_defined(long id, const at::Tensor& values) {
   if (values.defined()) return values;
-  fail(ErrorCode::invalid_argument, kOfParameter, "expected a tensor with the values of parameter ", id,
+  fail(ErrorCode::invalid_argument, kParameterWhere, "expected a tensor with the values of parameter ", id,
        ", got an undefined one");
 }
 
@@ -65,16 +65,16 @@ DSParam::DSParam(long id, std::vector<std::int64_t> ds_shape, at::Tensor ds_tens
       offset_(offset),
       persistent_(persistent) {
   if (!at::isFloatingType(dtype_)) {
-    fail(ErrorCode::invalid_argument, kOfParameter, "expected parameter ", id_, " of a real floating dtype, got ",
+    fail(ErrorCode::invalid_argument, kParameterWhere, "expected parameter ", id_, " of a real floating dtype, got ",
          toString(dtype_), ": its values are sent as such");
   }
   const std::int64_t whole = element_count(id_, shape_), own = values_.values().numel();
   if (partitioned_ ? own > whole : own != whole) {
-    fail(ErrorCode::invalid_argument, kOfParameter, "expected ", partitioned_ ? "at most " : "", whole,
+    fail(ErrorCode::invalid_argument, kParameterWhere, "expected ", partitioned_ ? "at most " : "", whole,
          " elements of parameter ", id_, ", whose shape is [", join_as_str(shape_, ", "), "], got ", own);
   }
   if (offset_ < 0 || offset_ > whole) {
-    fail(ErrorCode::invalid_argument, kOfParameter, "expected an offset of parameter ", id_, " from 0 to ", whole,
+    fail(ErrorCode::invalid_argument, kParameterWhere, "expected an offset of parameter ", id_, " from 0 to ", whole,
          ", got ", offset_);
   }
   setGradBuffer(std::move(grad_buffer));
@@ -92,7 +92,7 @@ void DSParam::require_buffer(const at::Tensor& buffer) const {
       buffer.is_contiguous()) {
     return;
   }
-  fail(ErrorCode::invalid_argument, kOfParameter, "expected the gradient buffer of parameter ", id_, " as at most ",
+  fail(ErrorCode::invalid_argument, kParameterWhere, "expected the gradient buffer of parameter ", id_, " as at most ",
        room, " floats in row-major order on ", device_.str(), ", got ", at::toString(buffer.scalar_type()),
        buffer.sizes(), " with strides ", buffer.strides(), " on ", buffer.device().str());
 }

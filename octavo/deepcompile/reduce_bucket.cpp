@@ -10,16 +10,16 @@ namespace octavo::dc {
 
 namespace {
 
-constexpr const char* kOfBucket = "deepcompile.reduce_bucket";
+constexpr const char* kBucketWhere = "deepcompile.reduce_bucket";
 
 std::int64_t require_size(std::int64_t size) {
-  if (size < 0) fail(ErrorCode::invalid_argument, kOfBucket, "expected a size of at least 0 elements, got ", size);
+  if (size < 0) fail(ErrorCode::invalid_argument, kBucketWhere, "expected a size of at least 0 elements, got ", size);
   return size;
 }
 
 at::Tensor memory_for(std::int64_t size, at::ScalarType dtype, c10::Device device, const char* advice) {
   const auto refuse = [&](const c10::Error& refused) {
-    fail(ErrorCode::out_of_memory, kOfBucket, "a bucket of ", size, " elements of ", at::toString(dtype), " on ",
+    fail(ErrorCode::out_of_memory, kBucketWhere, "a bucket of ", size, " elements of ", at::toString(dtype), " on ",
          device.str(), " cannot be allocated: ", refused.what_without_backtrace(), "; ", advice);
   };
   try {
@@ -41,7 +41,7 @@ ReduceBucket::ReduceBucket(std::int64_t size, at::ScalarType scalar_type, c10::D
 void ReduceBucket::reserve(std::int64_t size) {
   if (require_size(size) <= getSize()) return;
   if (offset_ > 0) {
-    fail(ErrorCode::invalid_argument, kOfBucket, "a bucket with ", offset_, " elements in use cannot grow from ",
+    fail(ErrorCode::invalid_argument, kBucketWhere, "a bucket with ", offset_, " elements in use cannot grow from ",
          getSize(), " to ", size, ": send it first");
   }
   buffer_ = memory_for(size, buffer_.scalar_type(), buffer_.device(), "it must be as large as one gradient");
@@ -49,7 +49,7 @@ void ReduceBucket::reserve(std::int64_t size) {
 
 at::Tensor ReduceBucket::allocate(std::int64_t numel) {
   if (require_size(numel) > getSize() - offset_) {
-    fail(ErrorCode::invalid_argument, kOfBucket, "expected at most ", getSize() - offset_,
+    fail(ErrorCode::invalid_argument, kBucketWhere, "expected at most ", getSize() - offset_,
          " elements, which are free of ", getSize(), ", got ", numel,
          ": send the bucket, or let it grow with reserve()");
   }

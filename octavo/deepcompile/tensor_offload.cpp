@@ -14,7 +14,7 @@ namespace octavo::dc {
 
 namespace {
 
-constexpr const char* kOfOffload = "deepcompile.tensor_offload";
+constexpr const char* kOffloadWhere = "deepcompile.tensor_offload";
 
 /// Returns memory with the order of the values', as far as at::empty_like() keeps it: graphs are compiled for it.
 at::Tensor host_memory(const at::Tensor& values, bool is_pinned) {
@@ -39,8 +39,8 @@ bool fits(const at::Tensor& on_host, const at::Tensor& values) {
 TensorOffload::Entry& TensorOffload::at(long id) {
   const auto found = entries_.find(id);
   if (found != entries_.end()) return found->second;
-  fail(ErrorCode::invalid_argument, kOfOffload, "value ", id, " was not sent to the host, which has ", entries_.size(),
-       " others: offload it first");
+  fail(ErrorCode::invalid_argument, kOffloadWhere, "value ", id, " was not sent to the host, which has ",
+       entries_.size(), " others: offload it first");
 }
 
 at::Tensor TensorOffload::Entry::take_free(const at::Tensor& values) {
@@ -59,7 +59,7 @@ at::Tensor TensorOffload::Entry::take_free(const at::Tensor& values) {
 
 at::Tensor TensorOffload::offload(const at::Tensor& values, long id, bool is_pinned) {
   if (!values.defined()) {
-    fail(ErrorCode::invalid_argument, kOfOffload, "expected a tensor as value ", id, ", got an undefined one");
+    fail(ErrorCode::invalid_argument, kOffloadWhere, "expected a tensor as value ", id, ", got an undefined one");
   }
   const auto found = entries_.find(id);
   const bool is_known = found != entries_.end() && found->second.device == values.device();
@@ -95,7 +95,7 @@ at::Tensor TensorOffload::reload(const at::Tensor& values, long id) {
 at::Tensor TensorOffload::wait_reload(long id) {
   const Entry& entry = at(id);
   if (!entry.reloaded.defined()) {
-    fail(ErrorCode::invalid_argument, kOfOffload, "value ", id, " is on the host: reload it first");
+    fail(ErrorCode::invalid_argument, kOffloadWhere, "value ", id, " is on the host: reload it first");
   }
   entry.reload_done->block(current_stream_of(entry.device));
   return entry.reloaded;

@@ -15,7 +15,7 @@ namespace octavo::dc {
 
 namespace {
 
-constexpr const char* kOfZero = "deepcompile.zero_executors";
+constexpr const char* kZeroWhere = "deepcompile.zero_executors";
 
 }  // namespace
 
@@ -140,7 +140,7 @@ void ReducingExecutor::deliver(const ReduceTask& task) {
 at::Tensor ReducingExecutor::buffer_of(long ds_id, std::int64_t count) const {
   const at::Tensor buffer = param_registry_->getParam(ds_id).getGradBuffer();
   if (buffer.defined() && buffer.numel() >= count) return buffer.flatten().narrow(0, 0, count);
-  fail(ErrorCode::invalid_argument, kOfZero, "expected the gradient buffer of parameter ", ds_id, " with ", count,
+  fail(ErrorCode::invalid_argument, kZeroWhere, "expected the gradient buffer of parameter ", ds_id, " with ", count,
        " elements, which rank ", process_group_->getRank(), " owns of it, got ",
        buffer.defined() ? std::to_string(buffer.numel()) : "none", ": bind it before the backward pass");
 }
@@ -256,7 +256,7 @@ at::Tensor Z3CustomOpExecutor::waitAllgather(const at::Tensor& v, long ds_id) {
   const bool is_cast = is_whole && v.scalar_type() != whole.scalar_type() && v.device() == whole.device() &&
                        at::isFloatingType(v.scalar_type());
   if (!is_its_memory && !is_cast) {
-    fail(ErrorCode::invalid_argument, kOfZero, "expected what allgather_param() has returned for parameter ", ds_id,
+    fail(ErrorCode::invalid_argument, kZeroWhere, "expected what allgather_param() has returned for parameter ", ds_id,
          ", in the shape [", join_as_str(shape, ", "), "], got ",
          v.defined() ? tensorDimToString(v) + (is_whole ? " in other memory" : "") : "an undefined tensor");
   }
@@ -267,7 +267,7 @@ at::Tensor Z3CustomOpExecutor::waitAllgather(const at::Tensor& v, long ds_id) {
 void Z3CustomOpExecutor::releaseParam(long ds_id, long n_users) {
   requireParam(ds_id);
   if (n_users < 1) {
-    fail(ErrorCode::invalid_argument, kOfZero, "expected at least 1 user of parameter ", ds_id, ", got ", n_users);
+    fail(ErrorCode::invalid_argument, kZeroWhere, "expected at least 1 user of parameter ", ds_id, ", got ", n_users);
   }
   param_registry_->requireGathered(ds_id);
   if (++uses_[ds_id] < n_users) return;

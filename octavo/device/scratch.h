@@ -18,6 +18,16 @@ OCTAVO_API std::uint8_t* reserve_on_device(at::Tensor& buffer, std::uint64_t byt
 /// too. The memory is page-locked by that device's driver; it is ordinary memory where the device is the CPU.
 OCTAVO_API std::uint8_t* reserve_on_host(at::Tensor& buffer, std::uint64_t bytes, c10::Device device);
 
+/// Do the same for `count` values.
+template <class Value>
+Value* reserve_on_device(at::Tensor& buffer, std::uint64_t count, c10::Device device) {
+  return reinterpret_cast<Value*>(reserve_on_device(buffer, count * sizeof(Value), device));
+}
+template <class Value>
+Value* reserve_on_host(at::Tensor& buffer, std::uint64_t count, c10::Device device) {
+  return reinterpret_cast<Value*>(reserve_on_host(buffer, count * sizeof(Value), device));
+}
+
 /// Returns a word of the host's memory, set to 0, that the device's kernels write (reserve_on_host).
 OCTAVO_API std::uint32_t* cleared_word(at::Tensor& buffer, c10::Device device);
 

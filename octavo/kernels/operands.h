@@ -62,10 +62,18 @@ OCTAVO_RULE float value_at(const EncodeInput& in, std::uint64_t i) {
   return in.residual ? value + rules::from_residual(in.residual[i]) : value;
 }
 
+/// The purposes for which keys are derived from EncodeInput::rounding_key, so that each rounding draws bits of its own.
+inline constexpr std::uint64_t kCodesPurpose = 2;
+inline constexpr std::uint64_t kPackedOwedPurpose = 3;  // what is owed, in 8 bits
+inline constexpr std::uint64_t kSentSharePurpose = 4;   // the share of a residual that is added to what is sent
+inline constexpr std::uint64_t kKeptSharePurpose = 5;   // the share that stays
+/// The same for Contribution::rounding_key, from which the two ways, and the rounds of a linear map, derive keys by
+/// their numbers, from 0 on.
+inline constexpr std::uint64_t kMapResidualPurpose = 64;  // what a map leaves over
+
 /// Returns the key of the random bits by which codes are rounded.
 OCTAVO_RULE std::uint64_t dither_key(const EncodeInput& in) {
-  constexpr std::uint64_t kOfCodes = 2;
-  return rules::derive_key(in.rounding_key, kOfCodes);
+  return rules::derive_key(in.rounding_key, kCodesPurpose);
 }
 
 /// Returns the residual of the value at an index: what its code leaves over, rounded at random.

@@ -103,7 +103,7 @@ void require_valid(at::TensorList parameters, at::TensorList gradients, at::Tens
   }
   const auto number = static_cast<std::int64_t>(parameters.size());
   require_rates(options.lr, options.beta1, options.beta2, options.weight_decay, kWhere);
-  require_finite(options.eps, kWhere, "eps");
+  require_not_negative(options.eps, kWhere, "eps");
   if (!(options.least_coefficient <= options.greatest_coefficient)) {
     fail(ErrorCode::invalid_argument, kWhere, "expected a least coefficient up to the greatest, got ",
          options.least_coefficient, " and ", options.greatest_coefficient);
@@ -137,8 +137,8 @@ void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList m
   CopyRoom room;
   reserve_for_flats(room, parameters, {parameters, gradients, means, squares});
   at::Tensor direction_buffer, sums_buffer;
-  auto* direction = reinterpret_cast<float*>(reserve_on_device(direction_buffer, largest * sizeof(float), device));
-  auto* sums = reinterpret_cast<float*>(reserve_on_host(sums_buffer, 2 * chunks * sizeof(float), device));
+  auto* direction = reserve_on_device<float>(direction_buffer, largest, device);
+  auto* sums = reserve_on_host<float>(sums_buffer, 2 * chunks, device);
   const WaitAtEnd buffers_are_free(device);
   const auto lamb_of = [&](std::size_t i) {
     room.clear();

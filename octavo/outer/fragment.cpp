@@ -18,7 +18,7 @@ namespace octavo {
 
 namespace {
 
-constexpr const char* kOfFragment = "outer.Fragment";
+constexpr const char* kFragmentWhere = "outer.Fragment";
 
 std::uint64_t count_of(const at::Tensor& tensor) { return static_cast<std::uint64_t>(tensor.numel()); }
 
@@ -53,7 +53,7 @@ OuterParameter::OuterParameter(std::string name, at::Tensor tensor, bool exempt)
 
 void OuterParameter::require_as_at_first() const {
   if (tensor.sizes() == layout.sizes() && tensor.strides() == layout.strides()) return;
-  fail(ErrorCode::invalid_argument, kOfFragment, name, " now has the sizes ", tensor.sizes(), " and strides ",
+  fail(ErrorCode::invalid_argument, kFragmentWhere, name, " now has the sizes ", tensor.sizes(), " and strides ",
        tensor.strides(), ", and had ", layout.sizes(), " and ", layout.strides(),
        ": build Outer after the model has its form, also its memory format");
 }
@@ -83,8 +83,8 @@ std::vector<std::vector<FragmentPart>> cut_into_fragments(const std::vector<Oute
   }
   for (const auto& parts : fragments) {
     if (!parts.empty()) continue;
-    if (before == 0) fail(ErrorCode::invalid_argument, kOfFragment, "no parameter that is trained has an element");
-    fail(ErrorCode::invalid_argument, kOfFragment, "the rows of these ", parameters.size(),
+    if (before == 0) fail(ErrorCode::invalid_argument, kFragmentWhere, "no parameter that is trained has an element");
+    fail(ErrorCode::invalid_argument, kFragmentWhere, "the rows of these ", parameters.size(),
          " parameters cannot be divided into ", count, " fragments of equal size: ask for fewer");
   }
   return fragments;
@@ -112,7 +112,7 @@ at::Tensor Fragment::own(const FragmentPart& part) const {
   const OuterParameter& parameter = parameters_[part.parameter];
   parameter.require_as_at_first();
   if (parameter.tensor.device() != anchor_.device()) {
-    fail(ErrorCode::invalid_argument, kOfFragment, parameter.name, " is now on ", parameter.tensor.device().str(),
+    fail(ErrorCode::invalid_argument, kFragmentWhere, parameter.name, " is now on ", parameter.tensor.device().str(),
          ", and was on ", anchor_.device().str(), ": build Outer after the model was moved");
   }
   return elements_of(parameter.tensor, part.range);
@@ -207,7 +207,7 @@ void Fragment::end_round(rules::OuterStep step) {
 /// in return_to_start() perhaps this one alone.
 void Fragment::require_in_range(std::size_t part, const at::Tensor& values) const {
   if (all_finite(values)) return;
-  fail(ErrorCode::invalid_argument, kOfFragment, "the anchor of ", parameters_[parts_[part].parameter].name,
+  fail(ErrorCode::invalid_argument, kFragmentWhere, "the anchor of ", parameters_[parts_[part].parameter].name,
        " has left the range of ", toString(values.scalar_type()), ", so that no rank can continue from it: train with ",
        values.scalar_type() == at::kHalf ? "parameters in bfloat16 or float32, or " : "", "a smaller learning rate");
 }
@@ -271,7 +271,7 @@ std::uint64_t Fragment::dense_bytes() const {
   for (const FragmentPart& part : parts_) {
     bytes += part.range.count * parameters_[part.parameter].tensor.element_size();
   }
-  return ring_bytes(bytes, compressor_->world_size());
+  return ring_bytes(bytes, compressor_->peer_count());
 }
 
 }  // namespace octavo

@@ -20,7 +20,7 @@ namespace octavo {
 
 namespace {
 
-constexpr const char* kOfRound = "outer.round";
+constexpr const char* kRoundWhere = "outer.round";
 /// Marks rounds of synchronize(), for which ranks may have made other numbers of steps.
 constexpr std::uint64_t kSynchronizing = ~std::uint64_t{0};
 
@@ -67,7 +67,7 @@ Outer::Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::mill
              std::vector<OuterParameter> parameters, const OuterOptions& options, std::uint64_t seed)
     : parameters_(std::move(parameters)), options_(options), wire_(backend, timeout) {
   require(plan, parameters_, options_);
-  require_same_on_all(wire_, digest_of(plan, parameters_, options_, seed), kOfOuter,
+  require_same_on_all(wire_, digest_of(plan, parameters_, options_, seed), kOuterWhere,
                       "have other options, another plan, seed or model: give all ranks the same");
   auto fragments = cut_into_fragments(parameters_, options_.fragments);
   for (std::size_t f = 0; f < fragments.size(); ++f) {
@@ -169,8 +169,8 @@ Outer::Agreed Outer::agree_on_round(std::size_t index, std::uint64_t mark, bool 
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const Told& told = all[rank];
     if (!told.is_of_same_round(own)) {
-      fail(ErrorCode::communication, kOfRound, "rank ", wire_.rank(), " is ", own.text(), ", and rank ", rank, " is ",
-           told.text());
+      fail(ErrorCode::communication, kRoundWhere, "rank ", wire_.rank(), " is ", own.text(), ", and rank ", rank,
+           " is ", told.text());
     }
     agreed.any_has_progress = agreed.any_has_progress || told.has_progress != 0;
     agreed.drifted += told.drifted;

@@ -22,7 +22,7 @@
 
 namespace octavo {
 
-inline constexpr const char* kOfOuter = "outer.Outer";  // the place in its errors
+inline constexpr const char* kOuterWhere = "outer.Outer";  // the place in its errors
 
 /// When and how ranks bring their values together again.
 struct OuterOptions {

@@ -18,7 +18,7 @@ namespace octavo {
 namespace {
 
 void require_options(const OuterOptions& options) {
-  const auto refuse = [](auto... why) { fail(ErrorCode::invalid_argument, kOfOuter, why...); };
+  const auto refuse = [](auto... why) { fail(ErrorCode::invalid_argument, kOuterWhere, why...); };
   if (options.every == 0) refuse("every must be at least 1 step");
   if (options.delay >= options.every) {
     refuse("a round must arrive before the next one is sent: delay must be below every, got ", options.delay, " of ",
@@ -38,25 +38,27 @@ void require_options(const OuterOptions& options) {
 }
 
 void require_parameters(const std::vector<OuterParameter>& parameters) {
-  if (parameters.empty()) fail(ErrorCode::invalid_argument, kOfOuter, "the model has no parameters that are trained");
+  if (parameters.empty())
+    fail(ErrorCode::invalid_argument, kOuterWhere, "the model has no parameters that are trained");
   for (const OuterParameter& parameter : parameters) {
     if (parameter.tensor.defined()) continue;
-    fail(ErrorCode::invalid_argument, kOfOuter, "expected a tensor for ", parameter.name, ", got an undefined one");
+    fail(ErrorCode::invalid_argument, kOuterWhere, "expected a tensor for ", parameter.name, ", got an undefined one");
   }
   const c10::Device device = parameters[0].tensor.device();
   kernels_for(device);
   std::set<std::string_view> names;
   for (const auto& [name, tensor, exempt, layout] : parameters) {
     if (!at::isFloatingType(tensor.scalar_type()) || !tensor.is_non_overlapping_and_dense()) {
-      fail(ErrorCode::invalid_argument, kOfOuter, name, " is ", toString(tensor.scalar_type()), " with strides ",
+      fail(ErrorCode::invalid_argument, kOuterWhere, name, " is ", toString(tensor.scalar_type()), " with strides ",
            tensor.strides(), ": parameters must be real floating numbers in dense memory",
            tensor.is_complex() ? "; keep a complex one as a real one of twice the size (torch.view_as_complex)" : "");
     }
     if (!names.insert(name).second) {
-      fail(ErrorCode::invalid_argument, kOfOuter, "two parameters have the name ", name, ": states are kept by name");
+      fail(ErrorCode::invalid_argument, kOuterWhere, "two parameters have the name ", name,
+           ": states are kept by name");
     }
     if (tensor.device() == device) continue;
-    fail(ErrorCode::unsupported, kOfOuter, "all parameters must be on one device: ", name, " is on ",
+    fail(ErrorCode::unsupported, kOuterWhere, "all parameters must be on one device: ", name, " is on ",
          tensor.device().str(), ", ", parameters[0].name, " on ", device.str());
   }
 }
@@ -75,7 +77,8 @@ void require_own_memory(const std::vector<OuterParameter>& parameters) {
   std::ranges::sort(spans, {}, &Span::begin);
   const auto share = std::ranges::adjacent_find(spans, [](const Span& a, const Span& b) { return b.begin < a.end; });
   if (share == spans.end()) return;
-  fail(ErrorCode::invalid_argument, kOfOuter, share->name, " and ", std::next(share)->name, " share memory, and each ",
+  fail(ErrorCode::invalid_argument, kOuterWhere, share->name, " and ", std::next(share)->name,
+       " share memory, and each ",
        "would be moved by itself: make them one parameter, by assigning the one module's parameter to the other");
 }
 
@@ -83,7 +86,7 @@ void require_own_memory(const std::vector<OuterParameter>& parameters) {
 
 void Outer::require_plan(const Plan& plan, double mix) {
   const auto refuse = [&](auto... why) {
-    fail(ErrorCode::invalid_argument, kOfOuter, "the plan ", plan.text(), " ", why...);
+    fail(ErrorCode::invalid_argument, kOuterWhere, "the plan ", plan.text(), " ", why...);
   };
   if (plan.choices) refuse("measures the exchanges of every step: name the plan of rounds, such as sign+ef");
   if (plan.votes()) refuse("keeps no magnitudes, and rounds need them: use sign+ef");

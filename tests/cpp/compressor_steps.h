@@ -50,7 +50,7 @@ inline at::Tensor owed(const std::vector<std::map<std::string, at::Tensor>>& wor
   at::Tensor total = at::zeros({static_cast<std::int64_t>(count)});
   const int size = static_cast<int>(world.size());
   for (int rank = 0; rank < size; ++rank) {
-    const Sent sent = sent_part(count, rank, size);
+    const OthersRanges sent = others_ranges(count, rank, size);
     const at::Tensor& worker = world[static_cast<std::size_t>(rank)].at("worker/weight");
     const at::Tensor& owner = world[static_cast<std::size_t>(rank)].at("owner/weight");
     for (std::uint64_t i = 0; i < count; ++i) {

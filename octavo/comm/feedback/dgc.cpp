@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "octavo/comm/schedule/contribution.h"
+#include "octavo/comm/contribution.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 

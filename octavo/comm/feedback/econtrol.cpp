@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/feedback/econtrol.h"
 
+#include "octavo/comm/contribution.h"
 #include "octavo/comm/feedback/ef14.h"
-#include "octavo/comm/schedule/contribution.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/feedback/ef14.h"
 
+#include "octavo/comm/contribution.h"
 #include "octavo/comm/feedback/packed_owed.h"
-#include "octavo/comm/schedule/contribution.h"
 #include "octavo/comm/state/packed.h"
 #include "octavo/comm/state/redistribute.h"
 #include "octavo/device/dispatch.h"
@@ -88,15 +88,15 @@ typename Owed<Element>::Place open_owed(c10::Device device, Versioned& owed, std
 
 template <class Element>
 void Owed<Element>::begin(c10::Device device, const Contribution& tensor) {
-  sent_ = sent_part(tensor.count, rank_, world_size_, tensor.ownership);
-  up_ = open_owed<Element>(device, worker_, sent_.count, *tensor.up);
-  down_ = open_owed<Element>(device, owner_, tensor.owner_keeps_sum ? 0 : sent_.own.count, *tensor.down);
+  others_ = others_ranges(tensor.count, rank_, world_size_, tensor.ownership);
+  up_ = open_owed<Element>(device, worker_, others_.count, *tensor.up);
+  down_ = open_owed<Element>(device, owner_, tensor.owner_keeps_sum ? 0 : others_.own.count, *tensor.down);
 }
 
 template <class Element>
 typename Owed<Element>::Place Owed<Element>::at(const SentPart& part) const {
   const bool up = part.way == Way::up;
-  const std::uint64_t first = (up ? sent_.index(part.range.first) : 0) + part.payload.part.first;
+  const std::uint64_t first = (up ? others_.index(part.range.first) : 0) + part.payload.part.first;
   const Place& all = up ? up_ : down_;
   return {all.now ? all.now + first : nullptr, all.next ? all.next + first : nullptr};
 }
@@ -127,18 +127,17 @@ void Ef14Memory::encode(const SentPart& part, const EncodeInput& input) {
   if (!now || part.way == Way::down || sent_share == 1) {
     return part.codec->encode(part.device, with_residual, part.payload, next);
   }
-  constexpr std::uint64_t kOfDecay = 4, kOfKept = 5;  // the random bits of the two roundings
   static thread_local at::Tensor memory;
   const LaunchScope scope(part.device);
   const ScratchFloats scratch(part.device, part.count() / 2 + 1, memory);  // a float holds two residuals
   auto* const decayed = reinterpret_cast<rules::Residual*>(scratch.data());
-  const std::uint64_t key = rules::derive_key(input.rounding_key, kOfDecay);
+  const std::uint64_t key = rules::derive_key(input.rounding_key, kSentSharePurpose);
   scope.kernels().decay_residual(scope.queue(), now, sent_share, key, input.first, part.count(), Store::assign,
                                  decayed);
   with_residual.residual = decayed;
   part.codec->encode(part.device, with_residual, part.payload, next);
   if (kept_share == 0 || !next) return;
-  const std::uint64_t key_of_kept = rules::derive_key(input.rounding_key, kOfKept);
+  const std::uint64_t key_of_kept = rules::derive_key(input.rounding_key, kKeptSharePurpose);
   scope.kernels().decay_residual(scope.queue(), now, kept_share, key_of_kept, input.first, part.count(), Store::add,
                                  next);
 }

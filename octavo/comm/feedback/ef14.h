@@ -74,7 +74,7 @@ class OCTAVO_API Owed {
  private:
   Versioned &worker_, &owner_;
   int rank_, world_size_;
-  Sent sent_;
+  OthersRanges others_;
   Place up_, down_;
 };
 

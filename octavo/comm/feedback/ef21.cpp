@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/feedback/ef21.h"
 
-#include "octavo/comm/schedule/contribution.h"
+#include "octavo/comm/contribution.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 
@@ -20,7 +20,7 @@ Ef21Memory::Estimate Ef21Memory::open(Versioned& state, std::uint64_t count, c10
 }
 
 void Ef21Memory::begin(c10::Device device, const Contribution& tensor, float) {
-  layout_ = sent_part(tensor.count, rank_, world_size_, tensor.ownership);
+  layout_ = others_ranges(tensor.count, rank_, world_size_, tensor.ownership);
   to_owners_ = open(sent_, layout_.count, device);
   of_others_ = open(received_, layout_.own.count * static_cast<std::uint64_t>(world_size_ - 1), device);
   // even where this rank has no elements of it, so that digest() is the same on all ranks of a host

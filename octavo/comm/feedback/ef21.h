@@ -62,7 +62,7 @@ class OCTAVO_API Ef21Memory : public FeedbackMemory {
 
   Versioned &sent_, &received_, &shared_;
   int rank_, world_size_;
-  Sent layout_;
+  OthersRanges layout_;
   Estimate to_owners_, of_others_, of_all_;
 };
 

@@ -52,16 +52,16 @@ void FeedbackMemory::decode(const SentPart& part, Store store, float* out, std::
   part.codec->decode(part.device, part.payload, store, out, nonfinite);
 }
 
+const std::shared_ptr<FeedbackMemory>& FeedbackMemory::none() {
+  static const auto memory = std::make_shared<FeedbackMemory>();
+  return memory;
+}
+
 void Feedback::require_fit(const CodecText& plan, const LinearMap&) const {
   plan.refuse("a linear map takes only +ef, and a sketch also +fetchsgd");
 }
 
 OwedByRange Feedback::owed(const KeptByRole&, const ParameterInfo&, int, int) const { return {}; }
-
-const std::shared_ptr<FeedbackMemory>& FeedbackMemory::none() {
-  static const auto memory = std::make_shared<FeedbackMemory>();
-  return memory;
-}
 
 void Feedback::require_one_sum_fits(const CodecText& plan, const Codec& codec) {
   if (!codec.traits().weighs_residual) return;

@@ -3,7 +3,7 @@
 
 #include <ATen/ATen.h>
 
-#include "octavo/comm/schedule/contribution.h"
+#include "octavo/comm/contribution.h"
 #include "octavo/comm/state/packed.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
@@ -62,7 +62,6 @@ const float* PackedOwed::unpacked(const SentPart& part, const Place& place, floa
 }
 
 void PackedOwed::encode(const SentPart& part, const EncodeInput& input) {
-  constexpr std::uint64_t kOfMemory = 3;  // for the random bits of its rounding
   const Place place = of(part);
   if (!place.next) return FeedbackMemory::encode(part, input);
   static thread_local at::Tensor owed_memory, sent_memory, next_memory;
@@ -79,7 +78,7 @@ void PackedOwed::encode(const SentPart& part, const EncodeInput& input) {
   part.codec->decode(part.device, part.payload, Store::assign, sent.data(), nullptr);
   scope.kernels().keep_owed(scope.queue(), input, owed, sent.data(), part.count(), next.data());
   EncodeInput kept = {next.data()};
-  kept.rounding_key = rules::derive_key(input.rounding_key, kOfMemory);
+  kept.rounding_key = rules::derive_key(input.rounding_key, kPackedOwedPurpose);
   kept.first = input.first;
   PayloadPart packed = part.payload;
   packed.payload = place.next;

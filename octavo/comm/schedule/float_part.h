@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "octavo/comm/schedule/contribution.h"
+#include "octavo/comm/contribution.h"
 #include "octavo/device/scratch.h"
 
 namespace octavo {

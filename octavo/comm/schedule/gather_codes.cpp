@@ -10,8 +10,8 @@ namespace octavo {
 void GatherCodes::begin(std::span<const Contribution> tensors, std::uint64_t digest) {
   tensors_ = tensors;
   digest_ = digest;
-  packs_ = packs(tensors_, &Contribution::down, wire_.world_size());
-  messages_ = cut(tensors_, &Contribution::down, wire_.world_size(), sizeof(MessageHeader));
+  packs_ = packs(tensors_, Way::down, wire_.world_size());
+  messages_ = cut(tensors_, Way::down, wire_.world_size(), sizeof(MessageHeader));
   wire_.reserve_to_send(sent_, own().bytes, device_);
 }
 
@@ -58,17 +58,27 @@ std::uint8_t* GatherCodes::message_of(int owner) {
 }
 
 std::uint64_t GatherCodes::sealed(std::uint64_t bytes) const {
-  return sealed_bytes(tensors_, &Contribution::down, sizeof(MessageHeader), bytes);
+  return sealed_bytes(tensors_, Way::down, sizeof(MessageHeader), bytes);
 }
 
-void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfinite, bool own_is_there) {
+void GatherCodes::decode_sums(std::span<const float> power, std::uint32_t* nonfinite) {
+  decode(nonfinite, [&](const Piece& piece, int) { return power[piece.tensor] != 0; });
+}
+
+void GatherCodes::decode_shards(std::uint32_t* nonfinite) {
+  decode(nonfinite, [&](const Piece& piece, int owner) {
+    const bool is_there = owner == wire_.rank() && !piece.codec->traits().leaves_error;
+    return nonfinite || !is_there;
+  });
+}
+
+template <class IsDecoded>
+void GatherCodes::decode(std::uint32_t* nonfinite, const IsDecoded& is_decoded) {
   pieces_.clear();
   for (int owner = 0; owner < wire_.world_size(); ++owner) {
     std::uint8_t* const message = message_of(owner);
     for (const Piece& piece : messages_[static_cast<std::size_t>(owner)].pieces) {
-      const bool is_there = own_is_there && !nonfinite && owner == wire_.rank() && !piece.codec->traits().leaves_error;
-      if (is_there || power[piece.tensor] == 0) continue;
-      pieces_.add(tensors_[piece.tensor], {&piece, owner, message});
+      if (is_decoded(piece, owner)) pieces_.add(tensors_[piece.tensor], {&piece, owner, message});
     }
   }
   pieces_.for_each([&](const PlacedPiece& one, Range part) {

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "octavo/comm/contribution.h"
 #include "octavo/comm/layout.h"
-#include "octavo/comm/schedule/contribution.h"
 #include "octavo/comm/schedule/packed_transfer.h"
 #include "octavo/comm/schedule/streamed_pieces.h"
 #include "octavo/comm/wire.h"
@@ -23,7 +23,7 @@ class GatherCodes {
   GatherCodes(Wire& wire, c10::Device device) : wire_(wire), device_(device), pieces_(device), packed_(wire) {}
 
   /// Makes room for the codes of this rank's own ranges. They are to be written to own_bytes() by own_pieces() before
-  /// send() is called. The tensors must stay until decode_all() is done. `digest`: of the bucket.
+  /// send() is called. The tensors must stay until they are decoded. `digest`: of the bucket.
   void begin(std::span<const Contribution> tensors, std::uint64_t digest);
   std::span<const Piece> own_pieces() const { return own().pieces; }
   std::uint8_t* own_bytes() { return sent_.mutable_data_ptr<std::uint8_t>(); }
@@ -32,10 +32,12 @@ class GatherCodes {
   /// Starts a second transfer where a codec packs; send() has then told the others only sizes.
   void advance();
   void wait();
-  /// Enqueues the decoding of all ranges into the tensors, except those of power 0. Sets *nonfinite, memory of
-  /// reserve_on_host, to 1 where a result is not finite. `own_is_there`: this rank's own ranges hold already what they
-  /// were encoded from; those that are sent as they are then stay, unless the caller asks whether results are finite.
-  void decode_all(std::span<const float> power, std::uint32_t* nonfinite, bool own_is_there = false);
+  /// Enqueues the decoding of all ranges into the tensors, except into those of power 0. Sets *nonfinite, memory of
+  /// reserve_on_host, to 1 where a result is not finite.
+  void decode_sums(std::span<const float> power, std::uint32_t* nonfinite);
+  /// Enqueues the decoding of all ranges into tensors that hold this rank's own ranges already. `nonfinite`: as above;
+  /// null: nobody asks, and own ranges whose codec leaves no error stay as they are.
+  void decode_shards(std::uint32_t* nonfinite);
 
   /// As in ScatterSum.
   std::span<const PackedFigures> packed() const {
@@ -43,6 +45,9 @@ class GatherCodes {
   }
 
  private:
+  /// Decodes the pieces for which is_decoded(piece, owner) is true.
+  template <class IsDecoded>
+  void decode(std::uint32_t* nonfinite, const IsDecoded& is_decoded);
   std::uint8_t* message_of(int owner);
   std::uint64_t sealed(std::uint64_t bytes) const;
   const Message& own() const { return messages_[static_cast<std::size_t>(wire_.rank())]; }

@@ -52,8 +52,7 @@ void GatherShards::wait() { codes_.wait(); }
 
 void GatherShards::decode_all(std::uint32_t* nonfinite) {
   const WaitAtEnd buffers_are_free(device_);
-  constexpr float kAny = 1;  // no tensor is left out
-  codes_.decode_all(std::vector<float>(tensors_.size(), kAny), nonfinite, /*own_is_there=*/true);
+  codes_.decode_shards(nonfinite);
   tensors_.clear();  // their memory is the caller's
 }
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "octavo/comm/schedule/contribution.h"
+#include "octavo/comm/contribution.h"
 #include "octavo/comm/schedule/gather_codes.h"
 #include "octavo/comm/schedule/streamed_pieces.h"
 #include "octavo/comm/wire.h"
@@ -32,7 +32,7 @@ class OCTAVO_API GatherShards {
   void begin(std::vector<Contribution> tensors, std::uint64_t digest);
   /// Waits for what the others have sent.
   void wait();
-  /// Enqueues the decoding that makes the tensors whole, as GatherCodes::decode_all() does.
+  /// Enqueues the decoding that makes the tensors whole, as GatherCodes::decode_shards() does.
   void decode_all(std::uint32_t* nonfinite = nullptr);
 
  private:

@@ -94,7 +94,7 @@ float mean(std::span<const float> chunks, const Contribution& tensor, std::uint6
 /// Returns the power of a tensor from all of its chunks, for a tensor whose sample is zero.
 float exact_power(const Contribution& tensor, c10::Device device, at::Tensor& buffer) {
   const std::uint64_t chunks = chunks_of(tensor, kPowerChunk);
-  auto* powers = reinterpret_cast<float*>(reserve_on_host(buffer, chunks * sizeof(float), device));
+  auto* powers = reserve_on_host<float>(buffer, chunks, device);
   measure(tensor, kPowerChunk, device, powers);
   wait_for_current_stream(device);
   return mean({powers, chunks}, tensor, kPowerChunk);
@@ -105,7 +105,7 @@ float exact_power(const Contribution& tensor, c10::Device device, at::Tensor& bu
 std::vector<float> gradient_powers(std::span<const Contribution> tensors, c10::Device device, at::Tensor& buffer) {
   std::uint64_t chunks = 0;
   for (const Contribution& tensor : tensors) chunks += chunks_of(tensor, stride_of(tensor));
-  auto* next = reinterpret_cast<float*>(reserve_on_host(buffer, chunks * sizeof(float), device));
+  auto* next = reserve_on_host<float>(buffer, chunks, device);
   std::vector<std::span<const float>> sampled;
   for (const Contribution& tensor : tensors) {
     measure(tensor, stride_of(tensor), device, next);

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "octavo/comm/schedule/contribution.h"
+#include "octavo/comm/contribution.h"
 
 /// How large gradients are: their mean squares. A tensor of power 0 is not sent, so only zeros have power 0.
 namespace octavo {

@@ -22,8 +22,8 @@ Hierarchical::Hierarchical(Wire& host, Wire& between, PhaseSeconds& seconds, c10
 void Hierarchical::begin(Bucket bucket) {
   bucket_ = std::move(bucket);
   begun_ = 0;
-  const auto phase = [&](const Codec* Contribution::* codec) { return packs(bucket_.tensors, codec, hosts_) ? 2 : 1; };
-  transfers_ = 2 + phase(&Contribution::up) + phase(&Contribution::down);
+  const auto phase = [&](Way way) { return packs(bucket_.tensors, way, hosts_) ? 2 : 1; };
+  transfers_ = 2 + phase(Way::up) + phase(Way::down);
   const Codec& exact = exact_coding(bucket_.gradients.scalar_type());
   std::vector<Contribution> summed;
   gathered_.clear();

@@ -11,13 +11,6 @@
 #include "octavo/rules/counter_random.h"
 
 namespace octavo {
-namespace {
-
-/// The purpose for which a tensor's key is derived where a map rounds residuals; the rounds have those from 0 on. Keys
-/// of neighbouring ranks and parameters draw the same bits for other elements unless they are derived.
-constexpr std::uint64_t kOfMapResidual = 64;
-
-}  // namespace
 
 void LinearSum::begin(Bucket bucket) {
   const WaitAtEnd buffers_are_free(device_);
@@ -28,8 +21,8 @@ void LinearSum::begin(Bucket bucket) {
   round_ = 0;
   outcome_ = {true, std::vector<float>(bucket_.tensors.size())};
   begin_round();
-  constexpr int kOfImages = 2;  // they are in float32, and all ranks know their sizes
-  transfers_ = exchange_.transfers() + kOfImages * (static_cast<int>(rounds_) - 1);
+  constexpr int kImageTransfers = 2;  // images are in float32, and all ranks know their sizes
+  transfers_ = exchange_.transfers() + kImageTransfers * (static_cast<int>(rounds_) - 1);
 }
 
 void LinearSum::find_mapped() {
@@ -48,13 +41,15 @@ void LinearSum::find_mapped() {
                    mapping.error_feedback, mapping.momentum,
                    mapping.step,           tensor.shared_key};
     input.seed = mapping.seed;
-    input.values.rounding_key = rules::derive_key(tensor.rounding_key, kOfMapResidual);
+    // Unless they are derived, keys of neighbouring ranks and parameters draw the same bits for other elements.
+    input.values.rounding_key = rules::derive_key(tensor.rounding_key, kMapResidualPurpose);
     if (mapping.residual) input.values.residual = mapping.residual->now<rules::Residual>(device_);
     mapped_.push_back({t, input, {}, mapping.map->image_sizes(mapping.shape, mapping.step)});
     rounds_ = std::max(rounds_, mapped_.back().sizes.size());
     measured.push_back(tensor);
   }
-  power_ = gradient_powers(measured, device_, chunk_powers_);
+  const std::vector<float> powers = gradient_powers(measured, device_, chunk_powers_);
+  for (std::size_t i = 0; i < mapped_.size(); ++i) mapped_[i].power = powers[i];
 }
 
 void LinearSum::place_images() {
@@ -62,7 +57,7 @@ void LinearSum::place_images() {
   for (const Mapped& mapped : mapped_) {
     for (const std::uint64_t size : mapped.sizes) floats += size;
   }
-  auto* next = reinterpret_cast<float*>(reserve_on_device(images_, floats * sizeof(float), device_));
+  auto* next = reserve_on_device<float>(images_, floats, device_);
   for (Mapped& mapped : mapped_) {
     for (const std::uint64_t size : mapped.sizes) {
       mapped.images.push_back(next);
@@ -78,7 +73,7 @@ void LinearSum::give_memory() {
   };
   std::uint64_t floats = 0;
   for (const Mapped& mapped : mapped_) floats += size_of(mapped);
-  auto* spare = reinterpret_cast<float*>(reserve_on_device(spare_memory_, floats * sizeof(float), device_));
+  auto* spare = reserve_on_device<float>(spare_memory_, floats, device_);
   for (Mapped& mapped : mapped_) {
     const std::uint64_t size = size_of(mapped);
     Versioned* const memory = bucket_.tensors[mapped.tensor].mapping.memory;
@@ -111,7 +106,7 @@ Contribution LinearSum::image(const Mapped& mapped) const {
   Contribution image{mapped.images[round_], mapped.sizes[round_], tensor.up, tensor.down};
   image.rounding_key = rules::derive_key(tensor.rounding_key, round_);
   image.shared_key = rules::derive_key(tensor.shared_key, round_);
-  image.power = power_[static_cast<std::size_t>(&mapped - mapped_.data())];
+  image.power = mapped.power;
   return image;
 }
 

@@ -30,6 +30,7 @@ class OCTAVO_API LinearSum final : public Schedule {
     MapInput input;
     std::vector<float*> images;        // by round
     std::vector<std::uint64_t> sizes;  // of the images, in floats
+    float power = 0;                   // of this rank's own gradient
   };
 
   void find_mapped();
@@ -46,7 +47,6 @@ class OCTAVO_API LinearSum final : public Schedule {
   TwoPhase exchange_;  // the exchange of the current round
   Bucket bucket_;
   std::vector<Mapped> mapped_;
-  std::vector<float> power_;        // of this rank's own gradients, for mapped tensors
   std::vector<std::size_t> plain_;  // the bucket's other tensors
   std::size_t rounds_ = 1, round_ = 0;
   int transfers_ = 0, begun_ = 0;  // of all rounds; of this one

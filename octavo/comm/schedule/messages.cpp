@@ -77,17 +77,16 @@ void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint6
        kRebuild);
 }
 
-std::uint64_t sealed_bytes(std::span<const Contribution> tensors, const Codec* Contribution::* codec,
-                           std::uint64_t header_bytes, std::uint64_t bytes) {
+std::uint64_t sealed_bytes(std::span<const Contribution> tensors, Way way, std::uint64_t header_bytes,
+                           std::uint64_t bytes) {
   const bool as_they_are =
-      std::ranges::all_of(tensors, [&](const Contribution& one) { return (one.*codec)->traits().is_exact(); });
+      std::ranges::all_of(tensors, [&](const Contribution& one) { return one.codec(way).traits().is_exact(); });
   return as_they_are ? header_bytes : bytes;
 }
 
-std::vector<Message> cut(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size,
-                         std::uint64_t header_bytes) {
+std::vector<Message> cut(std::span<const Contribution> tensors, Way way, int world_size, std::uint64_t header_bytes) {
   std::vector<EncodedTensor> encoded;
-  for (const Contribution& tensor : tensors) encoded.push_back({tensor.count, tensor.*codec, tensor.ownership});
+  for (const Contribution& tensor : tensors) encoded.push_back({tensor.count, &tensor.codec(way), tensor.ownership});
   return cut(encoded, world_size, header_bytes);
 }
 

@@ -4,8 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "octavo/comm/contribution.h"
 #include "octavo/comm/layout.h"
-#include "octavo/comm/schedule/contribution.h"
 #include "octavo/comm/wire.h"
 #include "octavo/export.h"
 
@@ -29,17 +29,17 @@ void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint6
                     int sender);
 
 /// Returns how much of a message of `bytes` bytes is sealed: all of it, or `header_bytes` where the codec of every
-/// tensor is exact (CodecTraits), as float32 is, which process groups send without a checksum, too. A flipped bit then
-/// changes one value, not a block of values.
-std::uint64_t sealed_bytes(std::span<const Contribution> tensors, const Codec* Contribution::* codec,
-                           std::uint64_t header_bytes, std::uint64_t bytes);
+/// tensor on this way is exact (CodecTraits), as float32 is, which process groups send without a checksum, too. A
+/// flipped bit then changes one value, not a block of values.
+std::uint64_t sealed_bytes(std::span<const Contribution> tensors, Way way, std::uint64_t header_bytes,
+                           std::uint64_t bytes);
 
-/// Returns the messages of a bucket, by owner. `codec`: &Contribution::up or &Contribution::down.
-std::vector<Message> cut(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size,
-                         std::uint64_t header_bytes);
+/// Returns the messages of a bucket on this way, by owner.
+std::vector<Message> cut(std::span<const Contribution> tensors, Way way, int world_size, std::uint64_t header_bytes);
 
 /// Returns the most bytes that a message of so many tensors, with so many values of one owner, takes under any plan.
-/// Receivers make room for it, so that a rank under another plan is told so.
+/// Receivers reserve this many bytes, so that a message sent under another plan arrives whole and is refused by its
+/// header.
 OCTAVO_API std::uint64_t longest_message(std::uint64_t values, std::uint64_t tensors);
 
 std::vector<std::uint64_t> sizes(const std::vector<Message>& messages);

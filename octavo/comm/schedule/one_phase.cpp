@@ -33,7 +33,7 @@ Outcome OnePhase::finish() {
   up_.wait();
   watch.lap(seconds_.wait_up);
   const auto rank = static_cast<std::size_t>(wire_.rank());
-  Message sums = cut(bucket_.tensors, &Contribution::down, wire_.world_size(), 0)[rank];
+  Message sums = cut(bucket_.tensors, Way::down, wire_.world_size(), 0)[rank];
   std::uint8_t* const message = place(sums);
   up_.reduce(bucket_.divisor, sums.pieces, message);
   watch.lap(seconds_.reduce);

@@ -25,9 +25,9 @@ std::uint64_t bytes_before_payloads(const Message& message) {
 
 }  // namespace
 
-bool packs(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size) {
+bool packs(std::span<const Contribution> tensors, Way way, int world_size) {
   return world_size > 1 && std::any_of(tensors.begin(), tensors.end(),
-                                       [&](const Contribution& tensor) { return (tensor.*codec)->traits().packs; });
+                                       [&](const Contribution& tensor) { return tensor.codec(way).traits().packs; });
 }
 
 void PackedTransfer::send_sizes(std::span<const PlacedMessage> out, std::size_t tensors, std::uint64_t digest) {

@@ -8,15 +8,15 @@
 #include <span>
 #include <vector>
 
+#include "octavo/comm/contribution.h"
 #include "octavo/comm/layout.h"
-#include "octavo/comm/schedule/contribution.h"
 #include "octavo/comm/schedule/schedule.h"
 #include "octavo/comm/wire.h"
 
 namespace octavo {
 
-/// Whether a codec of these tensors packs, in a world where something is sent. `codec`: as for cut().
-OCTAVO_API bool packs(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size);
+/// Whether a codec of these tensors packs, on this way, in a world where something is sent.
+OCTAVO_API bool packs(std::span<const Contribution> tensors, Way way, int world_size);
 
 /// A message and its place in the host's memory, where its payloads lie at the offsets of its pieces.
 struct PlacedMessage {

@@ -18,7 +18,7 @@ namespace octavo {
 namespace {
 
 /// Returns another key for each of the two ways, so that they draw different bits.
-std::uint64_t rounding_key(const Contribution& tensor, Way way) {
+std::uint64_t rounding_key_of_way(const Contribution& tensor, Way way) {
   return rules::derive_key(tensor.rounding_key, static_cast<std::uint64_t>(way));
 }
 
@@ -32,8 +32,8 @@ void ScatterSum::begin(std::span<const Contribution> tensors, std::uint64_t dige
   tensors_ = tensors;
   digest_ = digest;
   power_ = gradient_powers(tensors_, device_, chunk_powers_);
-  messages_ = cut(tensors_, &Contribution::up, wire_.world_size(), header_bytes(tensors_.size()));
-  packs_ = packs(tensors_, &Contribution::up, wire_.world_size());
+  messages_ = cut(tensors_, Way::up, wire_.world_size(), header_bytes(tensors_.size()));
+  packs_ = packs(tensors_, Way::up, wire_.world_size());
   if (stays_here()) return;
   for (std::size_t t = 0; t < tensors_.size(); ++t) tensors_[t].memory->begin(device_, tensors_[t], power_[t]);
   if (wire_.world_size() == 1) return;
@@ -78,7 +78,7 @@ void ScatterSum::wait() {
 }
 
 std::uint64_t ScatterSum::sealed(std::uint64_t bytes) const {
-  return sealed_bytes(tensors_, &Contribution::up, header_bytes(tensors_.size()), bytes);
+  return sealed_bytes(tensors_, Way::up, header_bytes(tensors_.size()), bytes);
 }
 
 void ScatterSum::encode_all(std::span<const PlacedMessage> out) {
@@ -112,7 +112,7 @@ void ScatterSum::encode_part(const PlacedPiece& placed, Range part) const {
   const SentPart sent = tensor.sent(Way::up, placed.sender, *placed.piece, part, placed.message, device_);
   const FloatPart gradient(device_, tensor, sent.first(), sent.count());
   EncodeInput input = tensor.input(sent.first(), gradient.load());
-  input.rounding_key = rounding_key(tensor, sent.way);
+  input.rounding_key = rounding_key_of_way(tensor, sent.way);
   tensor.memory->encode(sent, input);
 }
 
@@ -162,7 +162,7 @@ void ScatterSum::reduce_part(double divisor, const Piece& up, const Piece& down,
     input.others = sum_of_others(up, part, scratch);
     input.sum_weight = 1.0F / static_cast<float>(divisor);
   }
-  input.rounding_key = rounding_key(tensor, sent.way);
+  input.rounding_key = rounding_key_of_way(tensor, sent.way);
   tensor.memory->encode(sent, input);
 }
 
@@ -175,7 +175,7 @@ EncodeInput ScatterSum::own_votes(const Contribution& tensor, const EncodeInput&
                              part.count,
                              {0, part.count},
                              tensor.range_key(piece.range.first)};
-  auto* signs = reinterpret_cast<float*>(reserve_on_device(scratch.values, part.count * sizeof(float), device_));
+  auto* signs = reserve_on_device<float>(scratch.values, part.count, device_);
   piece.codec->encode(device_, input, votes, nullptr);
   piece.codec->decode(device_, votes, Store::assign, signs, nullptr);
   return {signs};
@@ -183,7 +183,7 @@ EncodeInput ScatterSum::own_votes(const Contribution& tensor, const EncodeInput&
 
 /// Returns what the others would decode of this rank's own code.
 EncodeInput ScatterSum::own_code(const Contribution& tensor, const Piece& piece, Range part, Scratch& scratch) const {
-  auto* values = reinterpret_cast<float*>(reserve_on_device(scratch.values, part.count * sizeof(float), device_));
+  auto* values = reserve_on_device<float>(scratch.values, part.count, device_);
   const SentPart sent = tensor.sent(Way::up, wire_.rank(), piece, part, to_itself(), device_);
   tensor.memory->decode(sent, Store::assign, values, nullptr);
   EncodeInput input{values};
@@ -194,9 +194,7 @@ EncodeInput ScatterSum::own_code(const Contribution& tensor, const Piece& piece,
 /// Returns the mean over hits of all ranks, added up in their order.
 EncodeInput ScatterSum::mean_over_hits(double divisor, const Piece& piece, Range part, Scratch& scratch) const {
   const LaunchScope scope(device_);
-  const auto floats = [&](at::Tensor& buffer) {
-    return reinterpret_cast<float*>(reserve_on_device(buffer, part.count * sizeof(float), device_));
-  };
+  const auto floats = [&](at::Tensor& buffer) { return reserve_on_device<float>(buffer, part.count, device_); };
   float *const sum = floats(scratch.sum), *const values = floats(scratch.values), *const hits = floats(scratch.hits);
   const Contribution& tensor = tensors_[piece.tensor];
   for (int rank = 0; rank < wire_.world_size(); ++rank) {
@@ -215,7 +213,7 @@ EncodeInput ScatterSum::mean_over_hits(double divisor, const Piece& piece, Range
 /// Returns null where there are no others.
 const float* ScatterSum::sum_of_others(const Piece& piece, Range part, Scratch& scratch) const {
   if (wire_.world_size() == 1) return nullptr;
-  auto* sum = reinterpret_cast<float*>(reserve_on_device(scratch.sum, part.count * sizeof(float), device_));
+  auto* sum = reserve_on_device<float>(scratch.sum, part.count, device_);
   const Contribution& tensor = tensors_[piece.tensor];
   Store how = Store::assign;
   for (const int sender : wire_.others()) {

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "octavo/comm/schedule/contribution.h"
+#include "octavo/comm/contribution.h"
 #include "octavo/export.h"
 
 namespace octavo {

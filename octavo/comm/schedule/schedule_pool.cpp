@@ -13,7 +13,7 @@ namespace octavo {
 
 namespace {
 
-constexpr std::uint64_t kStepsBetweenLooks = 8;
+constexpr std::uint64_t kStepsBetweenShrinks = 8;
 
 }  // namespace
 
@@ -21,7 +21,7 @@ SchedulePool::SchedulePool(Wire& wire, Wire* host, bool owners_keep_sums)
     : wire_(wire), host_(host), owners_keep_sums_(owners_keep_sums) {}
 
 void SchedulePool::begin_step() {
-  if (++steps_ % kStepsBetweenLooks != 0) return;
+  if (++steps_ % kStepsBetweenShrinks != 0) return;
   if (recent_bytes_ > 0 && recent_bytes_ < largest_bytes_ / 2) {
     idle_encoding_.clear();
     idle_dense_.clear();

@@ -7,8 +7,8 @@
 #include <numeric>
 #include <vector>
 
+#include "octavo/comm/contribution.h"
 #include "octavo/comm/layout.h"
-#include "octavo/comm/schedule/contribution.h"
 #include "octavo/comm/schedule/parts.h"
 
 namespace octavo {

@@ -18,7 +18,7 @@ void TwoPhase::begin(Bucket bucket) {
   bucket_ = std::move(bucket);
   up_.begin(bucket_.tensors, bucket_.digest);
   begun_ = 1;
-  down_transfers_ = packs(bucket_.tensors, &Contribution::down, wire_.world_size()) ? 2 : 1;
+  down_transfers_ = packs(bucket_.tensors, Way::down, wire_.world_size()) ? 2 : 1;
   watch.lap(seconds_.encode);
 }
 
@@ -51,7 +51,7 @@ Outcome TwoPhase::finish() {
   if (!all_stay) {
     down_.wait();
     watch.lap(seconds_.wait_down);
-    down_.decode_all(up_.power(), nonfinite);
+    down_.decode_sums(up_.power(), nonfinite);
   }
   for (std::size_t t = 0; t < bucket_.tensors.size(); ++t) {
     if (all_stay || up_.power()[t] == 0) keep_here(bucket_.tensors[t], bucket_.divisor, nonfinite);

@@ -20,7 +20,7 @@ using std::chrono::steady_clock;
 
 namespace {
 
-constexpr const char* kOfSharedMemory = "comm.shared_memory";
+constexpr const char* kSharedMemoryWhere = "comm.shared_memory";
 constexpr std::uint64_t kLine = 64;  // of the cache, in bytes
 
 /// Whether a rank that has posted `count` transfers has posted `number`. Counts wrap around.
@@ -36,7 +36,7 @@ struct HostRanks::Head {
 
 /// One transfer of a rank. A Parcel for each receiver follows it in memory.
 struct HostRanks::Slot {
-  SharedWord readers;  // the number of readers that have not let go of it
+  SharedWord readers;  // the number of readers that have not released it
 };
 
 std::uint64_t HostRanks::slot_bytes(int world_size) {
@@ -62,7 +62,7 @@ Parcel& HostRanks::parcel(int owner, std::uint32_t number, int receiver) const {
   return places[1 + receiver];
 }
 
-HostRanks::Met HostRanks::meet(Wire& wire, milliseconds timeout) {
+HostRanks::Connection HostRanks::connect(Wire& wire, milliseconds timeout) {
   std::shared_ptr<MemoryFile> own;
   std::string why_not;
   try {
@@ -109,7 +109,7 @@ HostRanks::~HostRanks() {
 
 bool HostRanks::is_of_this_process() const { return getpid() == process_; }
 
-bool HostRanks::has_gone(int rank) const {
+bool HostRanks::has_ended(int rank) const {
   return head(rank).has_left.load(std::memory_order_acquire) != 0 ||
          processes_[static_cast<std::size_t>(rank)].has_ended();
 }
@@ -117,17 +117,17 @@ bool HostRanks::has_gone(int rank) const {
 void HostRanks::require(Awaited outcome, int peer, const char* what, milliseconds timeout) const {
   if (outcome == Awaited::reached) return;
   if (outcome == Awaited::late) {
-    fail(ErrorCode::timeout, kOfSharedMemory, "rank ", rank_, ": rank ", peer, " did not ", what, " within ",
+    fail(ErrorCode::timeout, kSharedMemoryWhere, "rank ", rank_, ": rank ", peer, " did not ", what, " within ",
          timeout.count(), " ms", kRebuild);
   }
-  fail(ErrorCode::communication, kOfSharedMemory, "rank ", rank_, ": rank ", peer, " (process ",
+  fail(ErrorCode::communication, kSharedMemoryWhere, "rank ", rank_, ": rank ", peer, " (process ",
        processes_[static_cast<std::size_t>(peer)].id(), ") has ended or given up its connection", kRebuild);
 }
 
 void HostRanks::await(const SharedWord& word, std::uint32_t value, int peer, const char* answer,
                       milliseconds timeout) const {
   const auto outcome = await_word(
-      word, end_of(timeout), [&](std::uint32_t now) { return now == value; }, [&] { return has_gone(peer); });
+      word, end_of(timeout), [&](std::uint32_t now) { return now == value; }, [&] { return has_ended(peer); });
   require(outcome, peer, answer, timeout);
 }
 
@@ -135,21 +135,21 @@ void HostRanks::await(const SharedWord& word, std::uint32_t value, int peer, con
 
 at::Tensor HostRanks::room(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  let_go_of_read();
+  release_read();
   return blocks_->allocate(bytes);
 }
 
-void HostRanks::keep(const at::Tensor& room, const SharedWord& users) {
+void HostRanks::retain_until_unused(const at::Tensor& room, const SharedWord& users) {
   const std::lock_guard lock(mutex_);
-  kept_.push_back({room, &users});
+  retained_.push_back({room, &users});
 }
 
-/// Lets go of what is not needed any more.
-void HostRanks::let_go_of_read() {
-  kept_.remove_if([](const Kept& one) { return one.users->load(std::memory_order_acquire) == 0; });
+/// Releases what is not needed any more.
+void HostRanks::release_read() {
+  retained_.remove_if([](const Retained& one) { return one.users->load(std::memory_order_acquire) == 0; });
   unread_.remove_if([&](const Unread& one) {
     const bool has_come = includes(head(one.sender).posted.load(std::memory_order_acquire), one.number);
-    if (has_come) let_go(one.sender, one.number);
+    if (has_come) release(one.sender, one.number);
     return has_come;
   });
 }
@@ -158,34 +158,34 @@ void HostRanks::let_go_of_read() {
 void HostRanks::await_free_slot() const {
   const SharedWord& readers = slot(rank_, posted_).readers;
   if (readers.load(std::memory_order_acquire) == 0) return;
-  int gone = 0;
-  const auto has_any_gone = [&] {
+  int ended = 0;
+  const auto has_any_ended = [&] {
     for (const int peer : others()) {
-      if (!has_gone(peer)) continue;
-      gone = peer;
+      if (!has_ended(peer)) continue;
+      ended = peer;
       return true;
     }
     return false;
   };
   const auto outcome =
-      await_word(readers, end_of(timeout_), [](std::uint32_t count) { return count == 0; }, has_any_gone);
+      await_word(readers, end_of(timeout_), [](std::uint32_t count) { return count == 0; }, has_any_ended);
   if (outcome == Awaited::late) {
-    fail(ErrorCode::timeout, kOfSharedMemory, "rank ", rank_, ": ", kSlots,
+    fail(ErrorCode::timeout, kSharedMemoryWhere, "rank ", rank_, ": ", kSlots,
          " transfers are under way, and a peer did not ", "read the first of them within ", timeout_.count(), " ms",
          kRebuild);
   }
-  require(outcome, gone, "read", timeout_);
+  require(outcome, ended, "read", timeout_);
 }
 
 std::unique_ptr<Posting> HostRanks::post(const at::Tensor& sent, std::span<const Parcel> parcels,
                                          std::vector<std::uint64_t> expected) {
   {
     const std::lock_guard lock(mutex_);
-    let_go_of_read();  // peers may wait for that, as this rank waits for them
+    release_read();  // peers may wait for that, as this rank waits for them
   }
   await_free_slot();
   const std::lock_guard lock(mutex_);
-  let_go_of_read();
+  release_read();
   const std::uint64_t first = sent.numel() == 0 ? 0 : blocks_->offset_of(sent.const_data_ptr());
   for (int peer = 0; peer < world_size(); ++peer) {
     const Parcel& one = parcels[static_cast<std::size_t>(peer)];
@@ -193,11 +193,11 @@ std::unique_ptr<Posting> HostRanks::post(const at::Tensor& sent, std::span<const
   }
   SharedWord& readers = slot(rank_, posted_).readers;
   // made before the posting, whose destructor would lock
-  std::list<Kept> kept = {{sent, &readers}};
+  std::list<Retained> retained = {{sent, &readers}};
   auto posting = std::make_unique<Posting>(shared_from_this(), posted_, std::move(expected));
   // From here on nothing throws: a slot with readers whose transfer was not posted would never be free again.
   readers.store(static_cast<std::uint32_t>(world_size() - 1), std::memory_order_relaxed);
-  kept_.splice(kept_.end(), kept);
+  retained_.splice(retained_.end(), retained);
   head(rank_).posted.store(++posted_, std::memory_order_release);
   wake_all(head(rank_).posted);
   return posting;
@@ -210,23 +210,23 @@ std::uint8_t* HostRanks::await_posted(int sender, std::uint32_t number, std::uin
                                       steady_clock::time_point deadline, milliseconds timeout) const {
   const auto outcome = await_word(
       head(sender).posted, deadline, [&](std::uint32_t count) { return includes(count, number); },
-      [&] { return has_gone(sender); });
+      [&] { return has_ended(sender); });
   require(outcome, sender, "send", timeout);
   const Parcel posted = parcel(sender, number, rank_);
   const MemoryFile& memory = *files_[static_cast<std::size_t>(sender)];
   if (posted.bytes != expected) {
-    fail(ErrorCode::communication, kOfSharedMemory, "rank ", rank_, " expected ", expected, " bytes of rank ", sender,
-         ", which sends ", posted.bytes, ": all ranks must make the same calls in the same order", kRebuild);
+    fail(ErrorCode::communication, kSharedMemoryWhere, "rank ", rank_, " expected ", expected, " bytes of rank ",
+         sender, ", which sends ", posted.bytes, ": all ranks must make the same calls in the same order", kRebuild);
   }
   if (posted.bytes > memory.name().capacity || posted.offset > memory.name().capacity - posted.bytes) {
-    fail(ErrorCode::communication, kOfSharedMemory, "rank ", sender, " says that it has laid out ", posted.bytes,
+    fail(ErrorCode::communication, kSharedMemoryWhere, "rank ", sender, " says that it has laid out ", posted.bytes,
          " bytes for rank ", rank_, " at byte ", posted.offset, ", which is not in its memory: that was overwritten",
          kRebuild);
   }
   return memory.data() + posted.offset;
 }
 
-void HostRanks::let_go(int sender, std::uint32_t number) const {
+void HostRanks::release(int sender, std::uint32_t number) const {
   SharedWord& readers = slot(sender, number).readers;
   if (readers.fetch_sub(1, std::memory_order_acq_rel) == 1) wake_all(readers);
 }
@@ -234,7 +234,7 @@ void HostRanks::let_go(int sender, std::uint32_t number) const {
 void HostRanks::abandon(std::uint32_t number) {
   const std::lock_guard lock(mutex_);
   for (const int peer : others()) unread_.push_back({number, peer});
-  let_go_of_read();
+  release_read();
 }
 
 Posting::Posting(std::shared_ptr<HostRanks> ranks, std::uint32_t number, std::vector<std::uint64_t> expected)
@@ -243,7 +243,7 @@ Posting::Posting(std::shared_ptr<HostRanks> ranks, std::uint32_t number, std::ve
 Posting::~Posting() {
   if (!ranks_->is_of_this_process()) return;
   if (is_awaited_) {
-    for (const int peer : ranks_->others()) ranks_->let_go(peer, number_);
+    for (const int peer : ranks_->others()) ranks_->release(peer, number_);
   } else {
     ranks_->abandon(number_);
   }

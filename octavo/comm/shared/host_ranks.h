@@ -24,8 +24,8 @@ namespace octavo {
 
 class HostRanks;
 
-/// A transfer between the ranks of one host. Each rank lays out parcels in memory that all ranks read; nothing is
-/// copied. What others have laid out stays until this object is destroyed.
+/// A transfer between the ranks of one host. Each rank publishes parcels in memory that all ranks read; nothing is
+/// copied. What others have published stays until this object is destroyed.
 class OCTAVO_API Posting {
  public:
   Posting(std::shared_ptr<HostRanks> ranks, std::uint32_t number, std::vector<std::uint64_t> expected);
@@ -35,8 +35,8 @@ class OCTAVO_API Posting {
 
   int rank() const;
   int world_size() const;
-  /// Waits until all others have laid out their parcels. Throws Error communication where a rank has left, or has laid
-  /// out another number of bytes than expected or bytes that are not in its memory, and Error timeout after the
+  /// Waits until all others have published their parcels. Throws Error communication where a rank has left, or has
+  /// published another number of bytes than expected or bytes that are not in its memory, and Error timeout after the
   /// timeout.
   void await(std::chrono::milliseconds timeout);
   /// Returns the address of what another rank has for this one, once await() has returned.
@@ -59,12 +59,12 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
  public:
   static constexpr std::uint32_t kSlots = 4096;
 
-  struct Met {
+  struct Connection {
     std::shared_ptr<HostRanks> ranks;  // null, on all ranks, where a rank cannot read another rank's memory
     std::string why_not;               // the reason in that case, as this rank sees it
   };
   /// Tries to connect the ranks, on all of them together. Throws what Wire throws.
-  static Met meet(Wire& wire, std::chrono::milliseconds timeout);
+  static Connection connect(Wire& wire, std::chrono::milliseconds timeout);
 
   HostRanks(int rank, std::vector<std::shared_ptr<MemoryFile>> files, std::chrono::milliseconds timeout);
   /// Tells the others that nothing more will come.
@@ -82,16 +82,16 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
 
   /// Returns uint8[bytes] in this rank's own memory. Throws Error out_of_memory.
   at::Tensor room(std::uint64_t bytes);
-  /// Keeps memory of room() until `users`, a word in it, is 0. Ranks that use the memory after its transfer count
+  /// Retains memory of room() until `users`, a word in it, is 0. Ranks that use the memory after its transfer count
   /// themselves there.
-  void keep(const at::Tensor& room, const SharedWord& users);
+  void retain_until_unused(const at::Tensor& room, const SharedWord& users);
   /// Whether this process made the object. A copy that a fork made shares memory that it must not change.
   bool is_of_this_process() const;
   /// Whether the others can read a tensor.
   bool contains(const at::Tensor& tensor) const { return blocks_->contains(tensor); }
 
-  /// Lays out `parcels[r]` of `sent` for each rank r, and expects `expected[r]` bytes from it; the entries of this rank
-  /// have no meaning. `sent` must be of room(). It stays until all have let go of it, and must not be written.
+  /// Publishes `parcels[r]` of `sent` for each rank r, and expects `expected[r]` bytes from it; the entries of this
+  /// rank have no meaning. `sent` must be of room(). It stays until all have released it, and must not be written.
   std::unique_ptr<Posting> post(const at::Tensor& sent, std::span<const Parcel> parcels,
                                 std::vector<std::uint64_t> expected);
 
@@ -104,7 +104,7 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   friend class Posting;
   struct Head;
   struct Slot;
-  struct Kept {
+  struct Retained {
     at::Tensor room;
     const SharedWord* users;  // counts the ranks that still use it; 0: the memory is free
   };
@@ -119,13 +119,13 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   Slot& slot(int rank, std::uint32_t number) const;
   Parcel& parcel(int owner, std::uint32_t number, int receiver) const;
   void abandon(std::uint32_t number);
-  void let_go_of_read();
+  void release_read();
   void await_free_slot() const;
   void require(Awaited outcome, int peer, const char* what, std::chrono::milliseconds timeout) const;
-  bool has_gone(int rank) const;
+  bool has_ended(int rank) const;
   std::uint8_t* await_posted(int sender, std::uint32_t number, std::uint64_t expected,
                              std::chrono::steady_clock::time_point deadline, std::chrono::milliseconds timeout) const;
-  void let_go(int sender, std::uint32_t number) const;
+  void release(int sender, std::uint32_t number) const;
 
   const int rank_;
   const std::int64_t process_;
@@ -135,8 +135,8 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   const std::shared_ptr<SharedBlocks> blocks_;
   std::mutex mutex_;
   std::uint32_t posted_ = 0;
-  std::list<Kept> kept_;      // memory that others may read
-  std::list<Unread> unread_;  // transfers that this rank will never read, and that may not have come yet
+  std::list<Retained> retained_;  // memory that others may read
+  std::list<Unread> unread_;      // transfers that this rank will never read, and that may not have come yet
 };
 
 }  // namespace octavo

@@ -22,7 +22,7 @@ using std::chrono::milliseconds;
 
 namespace {
 
-constexpr const char* kOfSharedBackend = "comm.shared_backend";
+constexpr const char* kSharedBackendWhere = "comm.shared_backend";
 constexpr std::uint64_t kMostBehind = HostRanks::kSlots / 2;  // how many postings later a work is completed
 
 /// Work that is done by the caller that waits for it. Thread-safe.
@@ -47,7 +47,7 @@ class SharedWork final : public c10d::Work {
     return true;
   }
 
-  /// Called when the last caller lets go of it; the back end's weak pointer keeps the rest for a while.
+  /// Called when the last caller releases it; the back end's weak pointer keeps the rest for a while.
   void release_resources() override {
     finish_ = nullptr;
     posting_.reset();
@@ -109,14 +109,14 @@ void require_cut(const char* of, const at::Tensor& tensor, const std::vector<std
                          std::ranges::all_of(sizes, [](std::int64_t size) { return size >= 0; }) &&
                          std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}) == tensor.size(0);
   if (is_even || are_parts) return;
-  fail(ErrorCode::invalid_argument, kOfSharedBackend, of, " of the shape ", tensor.sizes(), " cannot be cut into ",
+  fail(ErrorCode::invalid_argument, kSharedBackendWhere, of, " of the shape ", tensor.sizes(), " cannot be cut into ",
        world, " parts of the sizes ", at::IntArrayRef(sizes), ": give a size for each rank, which add up to its first ",
        "dimension, or none");
 }
 
 void require_same_dtype(const at::Tensor& input, const at::Tensor& output) {
   if (input.scalar_type() == output.scalar_type()) return;
-  fail(ErrorCode::wrong_type, kOfSharedBackend, "the input is of ", toString(input.scalar_type()),
+  fail(ErrorCode::wrong_type, kSharedBackendWhere, "the input is of ", toString(input.scalar_type()),
        " and the output of ", toString(output.scalar_type()), ": expected the same dtype");
 }
 
@@ -124,21 +124,21 @@ void require_same_dtype(const at::Tensor& input, const at::Tensor& output) {
 void require_whole(const at::Tensor& whole, const at::Tensor& part, int world) {
   require_same_dtype(part, whole);
   if (whole.numel() == part.numel() * world) return;
-  fail(ErrorCode::invalid_argument, kOfSharedBackend, "a tensor of ", part.numel(), " values for each of ", world,
+  fail(ErrorCode::invalid_argument, kSharedBackendWhere, "a tensor of ", part.numel(), " values for each of ", world,
        " ranks, and one of ", whole.numel(), " for all of them: expected ", part.numel() * world);
 }
 
 }  // namespace
 
-SharedBackend::SharedBackend(BackendPtr beside, std::shared_ptr<HostRanks> ranks)
-    : Backend(beside->getRank(), beside->getSize()), beside_(std::move(beside)), ranks_(std::move(ranks)) {}
+SharedBackend::SharedBackend(BackendPtr fallback, std::shared_ptr<HostRanks> ranks)
+    : Backend(fallback->getRank(), fallback->getSize()), fallback_(std::move(fallback)), ranks_(std::move(ranks)) {}
 
 /// Options that name no timeout have a number below 0.
 milliseconds SharedBackend::timeout_or_default(milliseconds timeout) const {
   return timeout > milliseconds(0) ? timeout : ranks_->timeout();
 }
 
-/// Lays out what the other ranks get; what this rank has for itself is not laid out.
+/// Publishes what the other ranks get, without what this rank has for itself.
 std::unique_ptr<Posting> SharedBackend::post(const at::Tensor& sent, std::span<const Parcel> parcels,
                                              std::vector<std::uint64_t> expected) {
   if (ranks_->contains(sent)) return post_room(sent, parcels, std::move(expected));
@@ -191,7 +191,7 @@ SharedBackend::WorkPtr SharedBackend::alltoall_base(at::Tensor& output, at::Tens
                                                     std::vector<std::int64_t>& input_sizes,
                                                     const c10d::AllToAllOptions& options) {
   if (!is_plain(output) || !is_plain(input)) {
-    return beside_->alltoall_base(output, input, output_sizes, input_sizes, options);
+    return fallback_->alltoall_base(output, input, output_sizes, input_sizes, options);
   }
   require_same_dtype(input, output);
   require_cut("the input", input, input_sizes, getSize());
@@ -200,7 +200,7 @@ SharedBackend::WorkPtr SharedBackend::alltoall_base(at::Tensor& output, at::Tens
   const auto expected = bytes_by_rank(output, output_sizes, getSize());
   const auto own = static_cast<std::size_t>(getRank());
   if (parcels[own].bytes != expected[own]) {
-    fail(ErrorCode::invalid_argument, kOfSharedBackend, "rank ", own, " has ", parcels[own].bytes,
+    fail(ErrorCode::invalid_argument, kSharedBackendWhere, "rank ", own, " has ", parcels[own].bytes,
          " bytes for itself in the input, and expects ", expected[own], " in the output");
   }
   const auto finish = [output, input, parcels, expected](const Posting& posting) {
@@ -217,15 +217,15 @@ SharedBackend::WorkPtr SharedBackend::alltoall_base(at::Tensor& output, at::Tens
 
 SharedBackend::WorkPtr SharedBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                       const c10d::AllgatherOptions& options) {
-  if (!is_plain(output) || !is_plain(input)) return beside_->_allgather_base(output, input, options);
+  if (!is_plain(output) || !is_plain(input)) return fallback_->_allgather_base(output, input, options);
   require_whole(output, input, getSize());
   const std::uint64_t bytes = input.nbytes();
   std::uint8_t* const own = data_of(output) + static_cast<std::uint64_t>(getRank()) * bytes;
-  const bool is_in_place = own == data_of(input), is_laid_out = ranks_->contains(input);
-  at::Tensor room = is_laid_out ? input : ranks_->room(bytes);
-  if (!is_laid_out && is_in_place) copy_in(data_of(room), own, bytes);
-  if (!is_laid_out && !is_in_place) copy_in_and_out(data_of(room), own, data_of(input), bytes);
-  const bool lacks_own = is_laid_out && !is_in_place;
+  const bool is_in_place = own == data_of(input), is_shared = ranks_->contains(input);
+  at::Tensor room = is_shared ? input : ranks_->room(bytes);
+  if (!is_shared && is_in_place) copy_in(data_of(room), own, bytes);
+  if (!is_shared && !is_in_place) copy_in_and_out(data_of(room), own, data_of(input), bytes);
+  const bool lacks_own = is_shared && !is_in_place;
   const auto finish = [output, input, bytes, lacks_own](const Posting& posting) {
     for (int peer = 0; peer < posting.world_size(); ++peer) {
       const bool is_own = peer == posting.rank();
@@ -240,7 +240,7 @@ SharedBackend::WorkPtr SharedBackend::_allgather_base(at::Tensor& output, at::Te
 SharedBackend::WorkPtr SharedBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                            const c10d::ReduceScatterOptions& options) {
   if (!can_add(output, options.reduceOp) || !is_plain(input)) {
-    return beside_->_reduce_scatter_base(output, input, options);
+    return fallback_->_reduce_scatter_base(output, input, options);
   }
   require_whole(input, output, getSize());
   const auto world = static_cast<std::size_t>(getSize());
@@ -259,7 +259,7 @@ SharedBackend::WorkPtr SharedBackend::_reduce_scatter_base(at::Tensor& output, a
 
 SharedBackend::WorkPtr SharedBackend::allreduce(std::vector<at::Tensor>& tensors,
                                                 const c10d::AllreduceOptions& options) {
-  if (tensors.size() != 1 || !can_add(tensors.front(), options.reduceOp)) return beside_->allreduce(tensors, options);
+  if (tensors.size() != 1 || !can_add(tensors.front(), options.reduceOp)) return fallback_->allreduce(tensors, options);
   const at::Tensor& own = tensors.front();
   const auto finish = [own](const Posting& posting) {
     std::vector<std::uint8_t*> summands;
@@ -279,12 +279,12 @@ SharedBackend::WorkPtr SharedBackend::barrier(const c10d::BarrierOptions& option
 
 Reached reach_by_shared_memory(c10::intrusive_ptr<c10d::Backend> backend, std::optional<bool> wanted,
                                milliseconds timeout) {
-  if (!backend) fail(ErrorCode::invalid_argument, kOfSharedBackend, "expected a back end of c10d, got none");
+  if (!backend) fail(ErrorCode::invalid_argument, kSharedBackendWhere, "expected a back end of c10d, got none");
   if (dynamic_cast<SharedBackend*>(backend.get())) return {std::move(backend), ""};
   if (backend->getSize() == 1) return {std::move(backend), "there is only one rank"};
   if (!wanted.value_or(true)) return {std::move(backend), "it was not wanted"};
   Wire wire(backend, timeout);
-  auto [ranks, why_not] = HostRanks::meet(wire, timeout);
+  auto [ranks, why_not] = HostRanks::connect(wire, timeout);
   if (!ranks) return {std::move(backend), std::move(why_not)};
   return {c10::make_intrusive<SharedBackend>(std::move(backend), std::move(ranks)), ""};
 }

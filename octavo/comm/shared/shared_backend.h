@@ -18,7 +18,7 @@
 
 namespace octavo {
 
-/// The collectives of ranks of one host through memory that they share. A call lays out what this rank sends and
+/// The collectives of ranks of one host through memory that they share. A call publishes what this rank sends and
 /// returns; what is not in room() already is copied for that. The caller that waits for the work reads from the others'
 /// memory. There is no extra thread: works may be waited for in any order, and wait() completes them. A work for which
 /// nobody has waited when many others were begun is completed by the next call, because the ranks would otherwise wait
@@ -28,14 +28,14 @@ namespace octavo {
 /// An input that lies in room() is read where it lies: the others may still read it after this rank has waited for the
 /// work. It may be written again once they have waited, too, which this rank knows of a call that they begin after it.
 ///
-/// It handles dense tensors of the CPU, in row-major order, and sums; everything else goes to the back end `beside`.
+/// It handles dense tensors of the CPU, in row-major order, and sums; everything else goes to the back end `fallback`.
 /// Calls follow the rules of HostRanks. Works throw Error communication or timeout, with the messages of HostRanks.
 class OCTAVO_API SharedBackend final : public c10d::Backend {
  public:
   using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  SharedBackend(BackendPtr beside, std::shared_ptr<HostRanks> ranks);
+  SharedBackend(BackendPtr fallback, std::shared_ptr<HostRanks> ranks);
 
   const std::string getBackendName() const override { return "octavo-shared"; }
 
@@ -69,10 +69,10 @@ class OCTAVO_API SharedBackend final : public c10d::Backend {
     c10::weak_intrusive_ptr<c10d::Work> work;
   };
 
-  const BackendPtr beside_;
+  const BackendPtr fallback_;
   const std::shared_ptr<HostRanks> ranks_;
   std::uint64_t posted_ = 0;
-  std::deque<Begun> begun_;  // some are completed or gone
+  std::deque<Begun> begun_;  // some are completed or destroyed
 };
 
 /// The same ranks, reached in the best way.

@@ -33,8 +33,8 @@ void sleep_while(const SharedWord& word, std::uint32_t value, std::chrono::nanos
 }  // namespace
 
 Awaited await_word(const SharedWord& word, std::chrono::steady_clock::time_point deadline,
-                   const std::function<bool(std::uint32_t)>& reached, const std::function<bool()>& has_gone) {
-  constexpr std::chrono::nanoseconds kAsleep = std::chrono::milliseconds(50);  // between two calls of has_gone()
+                   const std::function<bool(std::uint32_t)>& reached, const std::function<bool()>& has_ended) {
+  constexpr std::chrono::nanoseconds kAsleep = std::chrono::milliseconds(50);  // between two calls of has_ended()
   for (int look = 0;; ++look) {
     const std::uint32_t value = word.load(std::memory_order_acquire);
     if (reached(value)) return Awaited::reached;
@@ -43,7 +43,7 @@ Awaited await_word(const SharedWord& word, std::chrono::steady_clock::time_point
       continue;
     }
     // A process that has ended may have changed the word before.
-    if (has_gone()) return reached(word.load(std::memory_order_acquire)) ? Awaited::reached : Awaited::gone;
+    if (has_ended()) return reached(word.load(std::memory_order_acquire)) ? Awaited::reached : Awaited::ended;
     const auto left = deadline - std::chrono::steady_clock::now();
     if (left.count() <= 0) return Awaited::late;
     sleep_while(word, value, std::min<std::chrono::nanoseconds>(left, kAsleep));

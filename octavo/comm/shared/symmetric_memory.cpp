@@ -24,7 +24,7 @@ SharedSymmetricMemory::SharedSymmetricMemory(const std::shared_ptr<HostRanks>& r
   const auto world = static_cast<std::size_t>(ranks_->world_size());
   auto& own_users = *static_cast<SharedWord*>(own.mutable_data_ptr());
   own_users.store(static_cast<std::uint32_t>(world), std::memory_order_relaxed);
-  ranks_->keep(own, own_users);
+  ranks_->retain_until_unused(own, own_users);
   const auto posting =
       ranks_->post(own, std::vector<Parcel>(world, {0, size}), std::vector<std::uint64_t>(world, size));
   posting->await(timeout_);

@@ -40,7 +40,7 @@ class OCTAVO_API SharedSymmetricMemory final : public c10d::symmetric_memory::Sy
   bool world_within_direct_access() override { return true; }
 
   /// Waits until all ranks have called it; what they wrote before can then be read. A timeout of 0: the constructor's.
-  /// Throws Error communication where a rank has gone, timeout where a rank did not come, and invalid_argument for a
+  /// Throws Error communication where a rank has ended, timeout where a rank did not come, and invalid_argument for a
   /// channel that does not exist.
   void barrier(int channel, std::size_t timeout_ms) override;
   /// Signals a rank once, after that rank has taken in the signal before.

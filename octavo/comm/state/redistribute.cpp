@@ -107,7 +107,7 @@ const at::Tensor& any_of(const Kept& kept) {
 }  // namespace
 
 std::uint64_t count_of(Extent extent, std::uint64_t count, int rank, int world_size, Ownership ownership) {
-  const Sent sent = sent_part(count, rank, world_size, ownership);
+  const OthersRanges sent = others_ranges(count, rank, world_size, ownership);
   switch (extent) {
     case Extent::sent:
     case Extent::sent_estimate: return sent.count;

@@ -152,7 +152,8 @@ TEST(Compressor, AutoHasRulesAndNeedsGradientsAndOtherRanks) {
       compressor.reduce(bucket_of(rank, step), kSlots);
       EXPECT_EQ(compressor.parameter_stats()[0].plan, "int8+ef");
     }
-    const std::map<std::string, Compressor::Momentum> momenta = {{"weight", {at::zeros({kCount}), at::ones({kCount})}}};
+    const std::map<std::string, SentMomenta::Momentum> momenta = {
+        {"weight", {at::zeros({kCount}), at::ones({kCount})}}};
     EXPECT_THROW(compressor.set_momentum(momenta, 0.9), Error);
     compressor.set_plan(Plan::parse("int4+ef"));
     EXPECT_FALSE(compressor.auto_stats());

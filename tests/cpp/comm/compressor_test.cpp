@@ -503,7 +503,7 @@ TEST(Compressor, TheSampleIsOfTheLargestMomentum) {
     compressor.begin_step();
     at::Tensor bucket = bucket_of(rank, 0);
     compressor.reduce(bucket, kSlots);
-    const Compressor::Sample sample = compressor.momentum_sample();
+    const SentMomenta::Sample sample = compressor.momentum_sample();
     EXPECT_EQ(sample.parameter, 0U);
     EXPECT_TRUE(at::equal(sample.values, bucket.slice(0, 0, kCount, static_cast<std::int64_t>(sample.stride))));
   });

@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "octavo/codec/block_coding.h"
+#include "octavo/codec/registry.h"
 #include "octavo/comm/all_reduce.h"
 #include "octavo/comm/compressor.h"
 #include "octavo/comm/layout.h"
@@ -29,7 +30,7 @@ using thread_ranks::run_ranks;
 
 /// Returns what receivers decode of values that are encoded together.
 at::Tensor decoded_of(const char* codec, const at::Tensor& values) {
-  const CodecPtr coding = make_codec(CodecText::parse(codec, codec));
+  const CodecPtr coding = make_codec(codec);
   const auto count = static_cast<std::uint64_t>(values.numel());
   std::vector<std::uint8_t> payload(coding->payload_bytes(count) + 4);
   at::Tensor decoded = at::empty_like(values);

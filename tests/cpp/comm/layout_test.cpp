@@ -13,7 +13,7 @@ TEST(Layout, TheSentPartIsAllButTheOwnRange) {
   for (const int world : {1, 2, 3, 8}) {
     for (const std::uint64_t count : {0ULL, 1ULL, 64ULL, 1000ULL, 5001ULL}) {
       for (int rank = 0; rank < world; ++rank) {
-        const Sent sent = sent_part(count, rank, world);
+        const OthersRanges sent = others_ranges(count, rank, world);
         std::uint64_t next = 0;
         for (int owner = 0; owner < world; ++owner) {
           const Range range = owned_range(count, owner, world);

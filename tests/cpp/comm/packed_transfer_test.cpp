@@ -24,8 +24,6 @@ using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
 constexpr auto kWait = std::chrono::milliseconds(20000);
 
-CodecPtr codec_named(const char* text) { return make_codec(CodecText::parse(text, text)); }
-
 at::Tensor values_of(int rank, std::int64_t count) {
   return at::sin(at::arange(count, at::kFloat) * (0.37 * (rank + 1))).pow(5);
 }
@@ -47,7 +45,7 @@ struct TensorsOfARank {
 
 /// The average over a packed codec is that of its payloads: bf16:lossless gives the same result as bf16.
 TEST(PackedTransfer, PackingChangesNoResult) {
-  const CodecPtr packing = codec_named("bf16:lossless");
+  const CodecPtr packing = make_codec("bf16:lossless");
   const Codec &plain = block_coding(BlockCodec::bf16), &other = block_coding(BlockCodec::int4);
   for (const int world : {1, 2, 3, 4}) {
     run_ranks(world, [&](const BackendPtr& backend, int rank) {
@@ -73,7 +71,7 @@ TEST(PackedTransfer, PackingChangesNoResult) {
 }
 
 TEST(PackedTransfer, OwnersThatKeepTheirSumsPackOnce) {
-  const CodecPtr packing = codec_named("bf16:lossless");
+  const CodecPtr packing = make_codec("bf16:lossless");
   for (const int world : {1, 2, 3}) {
     run_ranks(world, [&](const BackendPtr& backend, int rank) {
       Wire wire(backend, kWait);
@@ -93,7 +91,7 @@ TEST(PackedTransfer, OwnersThatKeepTheirSumsPackOnce) {
 }
 
 TEST(PackedTransfer, WhatIsSentIsWhatWasPackedAndHeaders) {
-  const CodecPtr codec = codec_named("threshold:10");
+  const CodecPtr codec = make_codec("threshold:10");
   run_ranks(3, [&](const BackendPtr& backend, int rank) {
     Wire wire(backend, kWait);
     PhaseSeconds seconds;
@@ -112,7 +110,7 @@ TEST(PackedTransfer, WhatIsSentIsWhatWasPackedAndHeaders) {
 }
 
 TEST(PackedTransfer, RanksThatDisagreeAreTold) {
-  const CodecPtr codec = codec_named("bf16:lossless");
+  const CodecPtr codec = make_codec("bf16:lossless");
   run_ranks(3, [&](const BackendPtr& backend, int rank) {
     Wire wire(backend, kWait);
     PhaseSeconds seconds;
@@ -134,7 +132,7 @@ TEST(PackedTransfer, RanksThatDisagreeAreTold) {
 /// Flips some of the bits in each of the four transfers.
 TEST(PackedTransfer, AFlippedBitIsAnErrorAndReachesNoTensor) {
   constexpr std::int64_t kCount = 300;
-  const CodecPtr codec = codec_named("bf16:lossless");
+  const CodecPtr codec = make_codec("bf16:lossless");
   for (int transfer = 0; transfer < 4; ++transfer) {
     const bool is_of_sizes = transfer % 2 == 0;
     for (std::int64_t bit = 0; bit < (is_of_sizes ? 192 : 1120); bit += is_of_sizes ? 5 : 31) {
@@ -225,7 +223,7 @@ std::string error_of(const Codec& codec, std::uint64_t told_bytes, const std::ve
 }
 
 TEST(PackedTransfer, ASizeOutOfBoundsIsRefusedBeforeThereIsRoomForIt) {
-  const CodecPtr codec = codec_named("bf16:lossless");
+  const CodecPtr codec = make_codec("bf16:lossless");
   const std::uint64_t before = sizeof(MessageHeader) + 4, most = before + codec->payload_bytes(512);
   for (const std::uint64_t told : {std::uint64_t{0}, before - 1, most + 1, std::uint64_t{1} << 62, ~std::uint64_t{0}}) {
     const std::string said = error_of(*codec, told, {});
@@ -236,7 +234,7 @@ TEST(PackedTransfer, ASizeOutOfBoundsIsRefusedBeforeThereIsRoomForIt) {
 /// These packed payloads are cut off, too long, or refer to elements that do not exist.
 TEST(PackedTransfer, PayloadsThatAreNoneAreRefused) {
   for (const char* text : {"bf16:lossless", "threshold:3", "lsh:int4"}) {
-    const CodecPtr codec = codec_named(text);
+    const CodecPtr codec = make_codec(text);
     std::vector<std::uint8_t> payload(codec->payload_bytes(512)), packed(payload.size());
     const at::Tensor values = values_of(1, 512);
     codec->encode(c10::kCPU, {values.const_data_ptr<float>()}, {payload.data(), 512, {0, 512}}, nullptr);

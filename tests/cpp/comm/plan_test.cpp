@@ -239,6 +239,7 @@ TEST(PlanRefusals, Lsh) {
       "lsh compares values with what receivers took for them before, of which +ef21 and +econtrol keep an estimate",
       {"lsh:int4+ef", "lsh:int4+loco", "lsh:topk:0.01+dgc", "int4+down:lsh:int4+ef"});
   expect_no_plan("votes have no magnitude, which differences need", {"lsh:sign-vote"});
+  expect_no_plan("in the place of powersgd there must be a codec, such as int8", {"lsh:powersgd:4"});
 }
 
 TEST(PlanRefusals, Loco) {
@@ -290,7 +291,9 @@ TEST(PlanRefusals, Auto) {
 }
 
 TEST(PlanRefusals, Down) {
-  expect_no_plan("there is no codec of this name", {"int4+down:", "int4+down:1bit", "int4+down:auto"});
+  expect_no_plan("there is no codec of this name", {"int4+down:", "int4+down:1bit"});
+  expect_no_plan("in the place of auto there must be a codec, such as int8", {"int4+down:auto", "auto;a=int4+down:auto"});
+  expect_no_plan("in the place of dgc there must be a codec, such as int8", {"int4+down:dgc:0.01", "delta+dgc:0.01"});
   expect_no_plan("after the codec there may be +down:CODEC", {"int4+down"});
   expect_no_plan("it has two codecs for the way down", {"int4+down:int8+down:fp8"});
   expect_no_plan("votes go both ways, up as signs and down as the majority's",

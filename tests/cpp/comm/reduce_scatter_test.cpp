@@ -113,7 +113,8 @@ TEST(ReduceScatter, WhatWasSentAndWhatIsOwedAddUpToTheGradients) {
     compressor->reduce(bucket, {{0, 0}, {1, 12 * kWeightColumns}}, 1.0);
     const auto residuals = compressor->state().tensors;
     EXPECT_EQ(residuals.size(), 1U) << "no owner's, none of what is exempt";
-    const Sent sent = sent_part(kWeightRows * kWeightColumns, rank, kWorld, Ownership::rows(kWeightColumns));
+    const OthersRanges sent =
+        others_ranges(kWeightRows * kWeightColumns, rank, kWorld, Ownership::rows(kWeightColumns));
     at::Tensor all = at::zeros({kWeightRows * kWeightColumns});
     for (std::int64_t i = 0; i < kWeightRows * kWeightColumns; ++i) {
       const auto element = static_cast<std::uint64_t>(i);
@@ -168,7 +169,8 @@ TEST(ReduceScatter, OverHitsWhatWasSentAndWhatIsOwedAddUpOfOwnRowsToo) {
     compressor->reduce(bucket, {{0, 0}, {1, 12 * kWeightColumns}});
     const auto residuals = compressor->state().tensors;
     EXPECT_EQ(residuals.size(), 2U) << "worker and own";
-    const Sent sent = sent_part(kWeightRows * kWeightColumns, rank, kWorld, Ownership::rows(kWeightColumns));
+    const OthersRanges sent =
+        others_ranges(kWeightRows * kWeightColumns, rank, kWorld, Ownership::rows(kWeightColumns));
     const auto first = static_cast<std::int64_t>(sent.own.first), count = static_cast<std::int64_t>(sent.own.count);
     const at::Tensor own = gradients_of(rank)[0].view(-1).slice(0, first, first + count);
     const at::Tensor owed = residuals.at("own/weight").to(at::kFloat);

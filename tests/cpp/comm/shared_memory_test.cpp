@@ -156,7 +156,7 @@ TEST(SharedBackend, RowsOfAnySizesGoWhereTheyBelong) {
   });
 }
 
-/// What does not fit is refused before anything is laid out, so that the next collective finds all ranks in step.
+/// What does not fit is refused before anything is published, so that the next collective finds all ranks in step.
 TEST(SharedBackend, SizesAndDtypesThatDoNotFitAreRefused) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     const auto shared = shared_over(backend);
@@ -334,7 +334,7 @@ TEST(HostRanks, AParcelOutsideOfItsRanksMemoryIsRefused) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     Wire wire(backend, kEnough);
     at::Tensor nothing = at::zeros({1});
-    const auto ranks = HostRanks::meet(wire, kEnough).ranks;
+    const auto ranks = HostRanks::connect(wire, kEnough).ranks;
     ASSERT_TRUE(ranks);
     const at::Tensor sent = ranks->room(kBytes);
     const auto posting = ranks->post(sent, std::vector<Parcel>(2, {0, kBytes}), {kBytes, kBytes});

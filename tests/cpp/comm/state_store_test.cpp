@@ -140,7 +140,7 @@ TEST(StateStore, EstimatesThatAreNotWholeAreLeftOut) {
                  kOurs = {"estimate", Extent::sent_estimate, at::kFloat};
   std::vector<std::map<std::string, at::Tensor>> world(3);
   for (int rank = 0; rank < 3; ++rank) {  // rank 2 owns nothing
-    const Sent sent = sent_part(200, rank, 3);
+    const OthersRanges sent = others_ranges(200, rank, 3);
     auto& of_rank = world[static_cast<std::size_t>(rank)];
     of_rank["estimate/a"] = at::full({static_cast<std::int64_t>(sent.count)}, 2.0F);
     if (sent.own.count > 0) of_rank["received/a"] = at::full({2 * static_cast<std::int64_t>(sent.own.count)}, 2.0F);

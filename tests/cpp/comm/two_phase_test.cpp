@@ -215,7 +215,7 @@ TEST(TwoPhase, WhatARankSaysOfItsOwnRangeIsNotCoded) {
       tensor.memory = std::make_shared<Ef14Memory>(worker, owner, rank, 3);
       reduce(wire, tensor, 1);
       worker.commit();
-      const Sent sent = sent_part(kCount, rank, 3);
+      const OthersRanges sent = others_ranges(kCount, rank, 3);
       EXPECT_EQ(worker.tensor().numel(), static_cast<std::int64_t>(sent.count));
       const Range own = owned_range(kCount, speaker, 3);
       const auto part = [&](const at::Tensor& all) {
@@ -318,7 +318,7 @@ TEST(TwoPhase, TellsTheMeanSquareOfTheGradientsOverRanks) {
 TEST(TwoPhase, SparseCodecsWithFeedbackSendEverythingInTheEnd) {
   constexpr std::int64_t kCount = 4096;
   for (const char* text : {"topk:0.05", "topk:64/1024:int8", "randomk:1/16", "threshold:5"}) {
-    const CodecPtr codec = make_codec(CodecText::parse(text, text));
+    const CodecPtr codec = make_codec(text);
     for (const int world : {2, 3}) {
       std::vector<at::Tensor> means(static_cast<std::size_t>(world));
       run_ranks(world, [&](const BackendPtr& backend, int rank) {

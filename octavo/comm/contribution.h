@@ -11,8 +11,9 @@
 
 #include "octavo/codec/codec.h"
 #include "octavo/codec/linear_map.h"
-#include "octavo/comm/feedback/feedback.h"
+#include "octavo/comm/feedback_memory.h"
 #include "octavo/comm/layout.h"
+#include "octavo/comm/state/versioned.h"
 
 namespace octavo {
 
@@ -74,6 +75,8 @@ struct Contribution {
   void for_each_run(const Body& body) const {
     for (std::uint64_t first = 0; first < count; first += run) body(first, std::min(run, count - first));
   }
+
+  const Codec& codec(Way way) const { return way == Way::up ? *up : *down; }
 
   /// Returns the PayloadPart::key of the range that begins at element `first`.
   std::uint64_t range_key(std::uint64_t first) const { return rules::derive_key(shared_key, first); }
