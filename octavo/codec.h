@@ -6,3 +6,4 @@
 #include "octavo/codec/codec_text.h"
 #include "octavo/codec/registry.h"
 #include "octavo/codec/sign_bits.h"
+#include "octavo/kernels/error.h"

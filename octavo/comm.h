@@ -13,3 +13,4 @@
 #include "octavo/comm/schedule/hierarchical.h"
 #include "octavo/comm/schedule/one_phase.h"
 #include "octavo/comm/schedule/two_phase.h"
+#include "octavo/kernels/error.h"

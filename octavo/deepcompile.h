@@ -3,6 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>  // of the examples of seed 003, which ask it for its rank
 
+#include "octavo/codec/registry.h"  // make_codec, for EngineOptions::gather_codec
 #include "octavo/deepcompile/default_engine.h"
 #include "octavo/deepcompile/engine.h"
 #include "octavo/deepcompile/executor.h"
@@ -21,8 +22,12 @@
 #include "octavo/deepcompile/tensor_offload.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/deepcompile/zero_executors.h"
+#include "octavo/kernels/error.h"
 
+/// Seed 003 names the namespace so. Define the macro in a program that has a `dc` of its own.
+#if !defined(OCTAVO_NO_DC)
 namespace dc = octavo::dc;
+#endif
 
 /// Seed 003 uses this name without a namespace, as NCCL does. Where both meet, include nccl.h before, or define the
 /// macro.

@@ -11,4 +11,5 @@
 #include "octavo/device/sycl/memory.h"
 #include "octavo/device/sycl/registration.h"
 #include "octavo/device/sycl_kernel.h"
+#include "octavo/kernels/error.h"
 #include "octavo/kernels/host_memory.h"

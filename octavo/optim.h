@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "octavo/kernels/error.h"
 #include "octavo/optim/adamw.h"
 #include "octavo/optim/lamb.h"
 #include "octavo/optim/lion.h"

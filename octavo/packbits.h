@@ -2,3 +2,4 @@
 #pragma once
 
 #include "octavo/codec/sign_bits.h"  // octavo::packbits, octavo::unpackbits
+#include "octavo/kernels/error.h"

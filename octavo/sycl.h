@@ -8,6 +8,7 @@
 #include <sycl/sycl.hpp>
 
 #include "octavo/device/dispatch.h"
+#include "octavo/kernels/error.h"
 
 namespace octavo {
 

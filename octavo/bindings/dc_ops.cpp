@@ -6,7 +6,6 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -15,7 +14,6 @@
 #include "octavo/deepcompile/default_engine.h"
 #include "octavo/deepcompile/graph_ids.h"
 #include "octavo/deepcompile/meta.h"
-#include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -24,45 +22,31 @@ namespace {
 
 using Dtypes = std::optional<std::vector<at::ScalarType>>;
 
-/// Runs `body` with the graph's engine. An error that it throws also names the graph, the parameters and the rank.
-/// `what` says what the numbers in `ids` are of.
+/// Runs `body` with the graph's engine.
 template <class Body>
-auto on_graph(long graph_id, at::IntArrayRef ids, Body body, const char* what = "parameter") {
-  return as_torch_error([&] {
-    dc::Engine* engine = nullptr;
-    try {
-      engine = &dc::engine_of(graph_id);
-      return body(*engine);
-    } catch (const Error& error) {
-      std::ostringstream place;
-      place << error.what() << " (graph " << graph_id;
-      if (!ids.empty()) place << ", " << what << ' ' << dc::join_as_str(ids, ", ", 100);
-      if (engine != nullptr && engine->has_ranks()) place << ", rank " << engine->rank();
-      place << ')';
-      throw Error(error.code(), place.str());
-    }
-  });
+auto on_graph(long graph_id, Body body) {
+  return as_torch_error([&] { return body(dc::engine_of(graph_id)); });
 }
 
 // ---- whole parameters
 
 at::Tensor dc_allgather_param(at::Tensor, long graph_id, long id, std::optional<at::ScalarType> dtype) {
-  return on_graph(graph_id, id, [&](dc::Engine& engine) { return engine.allgather_param(graph_id, id, dtype); });
+  return on_graph(graph_id, [&](dc::Engine& engine) { return engine.allgather_param(graph_id, id, dtype); });
 }
 
 void dc_prefetch_params_fused(long graph_id, const std::vector<at::Tensor>&, const std::vector<long>& ids,
                               const Dtypes& dtypes) {
-  on_graph(graph_id, ids, [&](dc::Engine& engine) {
+  on_graph(graph_id, [&](dc::Engine& engine) {
     engine.prefetch_params_fused(graph_id, ids, dtypes.value_or(std::vector<at::ScalarType>()));
   });
 }
 
 at::Tensor dc_wait_allgather(at::Tensor a, long graph_id, long id) {
-  return on_graph(graph_id, id, [&](dc::Engine& engine) { return engine.wait_allgather(a, graph_id, id); });
+  return on_graph(graph_id, [&](dc::Engine& engine) { return engine.wait_allgather(a, graph_id, id); });
 }
 
 at::Tensor dc_release_param(at::Tensor a, long graph_id, long id, long n_users) {
-  on_graph(graph_id, id, [&](dc::Engine& engine) { engine.release_param(graph_id, id, n_users); });
+  on_graph(graph_id, [&](dc::Engine& engine) { engine.release_param(graph_id, id, n_users); });
   return a;
 }
 
@@ -74,7 +58,7 @@ void require_one_each(const char* what, std::size_t count, std::size_t ids) {
 
 std::vector<at::Tensor> dc_allgather_params_fused(at::TensorList params, long graph_id, at::IntArrayRef ids,
                                                   const Dtypes& dtypes) {
-  return on_graph(graph_id, ids, [&](dc::Engine& engine) {
+  return on_graph(graph_id, [&](dc::Engine& engine) {
     require_one_each("traced parameter", params.size(), ids.size());
     return engine.allgather_params_fused(graph_id, ids.vec(), dtypes.value_or(std::vector<at::ScalarType>()));
   });
@@ -95,25 +79,25 @@ std::vector<at::Tensor> dc_allgather_params_fused_fake(at::TensorList params, lo
 }
 
 void dc_wait_params(at::TensorList gathered, long graph_id, at::IntArrayRef ids) {
-  on_graph(graph_id, ids, [&](dc::Engine& engine) { engine.wait_params(gathered, graph_id, ids.vec()); });
+  on_graph(graph_id, [&](dc::Engine& engine) { engine.wait_params(gathered, graph_id, ids.vec()); });
 }
 
 // ---- gradients
 
 at::Tensor dc_reduce_grad(at::Tensor a, long graph_id, long id) {
-  return on_graph(graph_id, id, [&](dc::Engine& engine) { return engine.reduce_grad(a, graph_id, id); });
+  return on_graph(graph_id, [&](dc::Engine& engine) { return engine.reduce_grad(a, graph_id, id); });
 }
 
 void dc_reduce_grads(at::TensorList grads, const at::Tensor&, long graph_id, at::IntArrayRef ids) {
-  on_graph(graph_id, ids, [&](dc::Engine& engine) { engine.reduce_grads(grads, graph_id, ids.vec()); });
+  on_graph(graph_id, [&](dc::Engine& engine) { engine.reduce_grads(grads, graph_id, ids.vec()); });
 }
 
 void dc_end_backward(const c10::IValue&, long graph_id, bool release_reduce_buckets) {
-  on_graph(graph_id, {}, [&](dc::Engine& engine) { engine.end_backward(graph_id, release_reduce_buckets); });
+  on_graph(graph_id, [&](dc::Engine& engine) { engine.end_backward(graph_id, release_reduce_buckets); });
 }
 
 void dc_finish_backward(const at::Tensor&, long graph_id, std::optional<std::int64_t> n_grads) {
-  on_graph(graph_id, {}, [&](dc::Engine& engine) {
+  on_graph(graph_id, [&](dc::Engine& engine) {
     n_grads ? engine.finish_backward(graph_id, *n_grads) : engine.end_backward(graph_id);
   });
 }
@@ -123,27 +107,27 @@ void dc_finish_backward(const at::Tensor&, long graph_id, std::optional<std::int
 /// An operator that moves a value of a graph to the host or back.
 template <at::Tensor (dc::Engine::*move)(at::Tensor, long, long)>
 at::Tensor dc_move(at::Tensor a, long graph_id, long id) {
-  return on_graph(graph_id, id, [&](dc::Engine& engine) { return (engine.*move)(a, graph_id, id); }, "value");
+  return on_graph(graph_id, [&](dc::Engine& engine) { return (engine.*move)(a, graph_id, id); });
 }
 
 template <void (dc::Engine::*finish)(at::Tensor, long, long)>
 void dc_finish_move(const at::Tensor& a, long graph_id, long id) {
-  on_graph(graph_id, id, [&](dc::Engine& engine) { (engine.*finish)(a, graph_id, id); }, "value");
+  on_graph(graph_id, [&](dc::Engine& engine) { (engine.*finish)(a, graph_id, id); });
 }
 
 template <void (dc::Engine::*move)(long, long)>
 void dc_move_param(at::Tensor, long graph_id, long id) {
-  on_graph(graph_id, id, [&](dc::Engine& engine) { (engine.*move)(graph_id, id); });
+  on_graph(graph_id, [&](dc::Engine& engine) { (engine.*move)(graph_id, id); });
 }
 
 /// An operator that moves what belongs to several parameters, named by their ids, beside what the graph computes.
 template <void (dc::Engine::*move)(long, const std::vector<long>&)>
 void dc_move_several(const at::Tensor&, long graph_id, at::IntArrayRef ids) {
-  on_graph(graph_id, ids, [&](dc::Engine& engine) { (engine.*move)(graph_id, ids.vec()); });
+  on_graph(graph_id, [&](dc::Engine& engine) { (engine.*move)(graph_id, ids.vec()); });
 }
 
 void dc_wait_offloads(const at::Tensor&, long graph_id) {
-  on_graph(graph_id, {}, [](dc::Engine& engine) { engine.wait_offloads(); });
+  on_graph(graph_id, [](dc::Engine& engine) { engine.wait_offloads(); });
 }
 
 TORCH_LIBRARY(dc, m) {

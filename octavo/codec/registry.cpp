@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstddef>
 #include <mutex>
 #include <utility>
 
@@ -67,6 +68,27 @@ bool is_name(const std::string& name) {
   return !name.empty() && std::all_of(name.begin(), name.end(), fits);
 }
 
+bool is_map(std::string_view name) {
+  return std::any_of(std::begin(kMaps), std::end(kMaps), [&](const Map& map) { return map.name == name; });
+}
+
+/// Refuses what is no codec but a linear map, or a plan of more than a codec. Plans take their own parts off before.
+void require_codec(const CodecText& text) {
+  const auto has_parts = [](std::string_view piece) { return piece.find_first_of("+;") != std::string_view::npos; };
+  bool is_plan = text.name == "auto" || (text.name == "dgc" && !text.options.empty()) || has_parts(text.name);
+  std::size_t size = text.name.size();
+  for (const std::string_view option : text.options) {
+    is_plan = is_plan || has_parts(option);
+    size += 1 + option.size();
+  }
+  if (!is_plan && !is_map(text.name)) return;
+  if (size < text.plan.size()) {
+    text.refuse("in the place of " + std::string(text.name) + " there must be a codec, such as int8");
+  }
+  fail(ErrorCode::invalid_argument, "codec.make_codec", "expected a codec, such as int8, got ",
+       is_plan ? "a plan, which Plan::parse() reads: " : "a linear map, which make_map() makes: ", text.plan);
+}
+
 [[noreturn]] void refuse_name(const CodecText& text) {
   if (text.name == "dgc") text.refuse("it needs a share of the values, as in dgc:0.001");
   if (text.name == "delta") text.refuse("it needs a codec, as in delta+int4");
@@ -84,9 +106,8 @@ void register_codec(const std::string& name, CodecFactory factory) {
   const std::lock_guard lock(registry.mutex);
   const auto is_it = [&](std::string_view other) { return other == name; };
   Entry* const known = registry.find(name);
-  const bool is_taken =
-      std::any_of(std::begin(kMaps), std::end(kMaps), [&](const Map& map) { return is_it(map.name); }) ||
-      std::any_of(std::begin(kOfPlans), std::end(kOfPlans), is_it) || (known != nullptr && !known->is_extensions);
+  const bool is_taken = is_map(name) || std::any_of(std::begin(kOfPlans), std::end(kOfPlans), is_it) ||
+                        (known != nullptr && !known->is_extensions);
   if (!factory)
     fail(ErrorCode::invalid_argument, "codec.register_codec", "expected a factory for '", name, "', got none");
   if (!is_name(name) || is_taken) {
@@ -100,7 +121,10 @@ void register_codec(const std::string& name, CodecFactory factory) {
   }
 }
 
+CodecPtr make_codec(std::string_view text) { return make_codec(CodecText::parse(text, text)); }
+
 CodecPtr make_codec(const CodecText& text) {
+  require_codec(text);
   CodecFactory factory;
   {
     Registry& registry = Registry::get();

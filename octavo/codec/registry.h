@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "octavo/codec/codec.h"
@@ -22,6 +23,12 @@ using CodecFactory = std::function<CodecPtr(const CodecText& text)>;
 /// a name of Octavo's own codecs, and for one that is not made of letters, digits and '-'.
 OCTAVO_API void register_codec(const std::string& name, CodecFactory factory);
 
+/// Makes the codec that a text asks for, such as "int8" or "topk:0.01"; the text is not needed afterwards. A codec of
+/// Octavo's own can be used as long as the process exists, one of a library as long as that is loaded. Throws Error
+/// invalid_argument for a text that names no codec, also where it is a linear map (make_map) or a plan of more than a
+/// codec, such as "int4+ef" or "auto" (Plan::parse). Thread-safe.
+OCTAVO_API CodecPtr make_codec(std::string_view text);
+/// Does the same for a text that is part of a plan, which errors then show.
 OCTAVO_API CodecPtr make_codec(const CodecText& text);
 /// Makes the linear map that a text asks for; null where there is none of that name.
 OCTAVO_API LinearMapPtr make_map(const CodecText& text);

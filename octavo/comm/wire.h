@@ -85,12 +85,12 @@ class OCTAVO_API Transfer {
 /// process that ignores SIGPIPE, as Python does; a peer's end may otherwise end it.
 class OCTAVO_API Wire {
  public:
-  /// `backend` must have a name (getBackendName), allreduce() and, for `dense` sums of shards, _reduce_scatter_base(),
-  /// both by sum, and alltoall_base() of bytes or, where its name is gloo, send() and recv(); their works need
-  /// wait(timeout). `longest_message`: the bytes of the longest message that a rank may
-  /// ever send another one; 0: not known yet (expect_messages_of()). `names`: the numbers by which errors name the
-  /// ranks, in rank order, where a user knows them by other numbers than those of the back end; empty: by those.
-  /// Errors of memory that ranks share (SharedBackend) have the numbers of the back end.
+  /// `backend` must have a name (getBackendName), alltoall_base() of bytes or, where its name is gloo, send() and
+  /// recv(), allreduce() by sum and, for `dense` sums of shards, _reduce_scatter_base() by sum. `longest_message`: the
+  /// bytes of the longest message that a rank may ever send another one; 0: not known yet (expect_messages_of()).
+  /// `names`: the numbers by which errors name the ranks, in rank order, where a user knows them by other numbers than
+  /// those of the back end; empty: by those. Errors of memory that ranks share (SharedBackend) have the numbers of the
+  /// back end.
   /// Throws Error invalid_argument without a back end, and for a timeout of 0 or below, which c10d does not wait for.
   Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout, std::uint64_t longest_message = 0,
        std::vector<int> names = {});

@@ -54,10 +54,12 @@ Engine::~Engine() {
 
 void Engine::init(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_ptr<c10d::Backend> backend,
                   std::int64_t bucket_size, EngineOptions options) {
-  if (backend_)
-    fail(ErrorCode::invalid_argument, kEngineWhere, "the engine is a model's already: call cleanup() first");
+  if (backend_) fail(ErrorCode::invalid_argument, kEngineWhere, "the engine has a model already: call cleanup() first");
   if (bucket_size <= 0) {
     fail(ErrorCode::invalid_argument, kEngineWhere, "expected a bucket of at least 1 element, got ", bucket_size);
+  }
+  if (options.timeout <= std::chrono::milliseconds::zero()) {
+    fail(ErrorCode::invalid_argument, kEngineWhere, "expected a timeout above 0 ms, got ", options.timeout.count());
   }
   if (!group || !backend) {
     fail(ErrorCode::invalid_argument, kEngineWhere,
@@ -102,10 +104,27 @@ void Engine::cleanup() {
 
 const c10d::Backend& Engine::backend() const {
   if (backend_) return *backend_;
-  fail(ErrorCode::invalid_argument, kEngineWhere, "the engine is of no model yet: call init() first");
+  fail(ErrorCode::invalid_argument, kEngineWhere, "the engine has no model yet: call init() first");
 }
 
 int Engine::rank() const { return backend().getRank(); }
+
+// ---- where an error happened
+
+std::string Engine::names_of(std::span<const long> ds_ids) const {
+  std::vector<std::string> names;
+  for (const long id : ds_ids)
+    names.push_back(param_registry->hasParam(id) ? param_registry->nameOf(id) : "parameter " + std::to_string(id));
+  return join_as_str(names, ", ", 100);
+}
+
+void Engine::fail_at(const Error& error, std::optional<long> graph_id, const std::string& what) const {
+  std::vector<std::string> place;
+  if (graph_id) place.push_back("graph " + std::to_string(*graph_id));
+  if (!what.empty()) place.push_back(what);
+  if (has_ranks()) place.push_back("rank " + std::to_string(rank()));
+  throw Error(error.code(), std::string(error.what()) + " (" + join_as_str(place, ", ", 200) + ")");
+}
 
 // ---- registration
 
@@ -176,10 +195,12 @@ void Engine::register_z3_param(long ds_id, const std::vector<std::int64_t>& ds_s
   require_registering(ds_id, ds_tensor.device(), options);
   const Range own = owned(static_cast<std::uint64_t>(element_count(ds_id, ds_shape)));
   const auto count = static_cast<std::int64_t>(own.count);
-  if (ds_tensor.numel() < count) {
+  const auto padded = static_cast<std::int64_t>(Ownership::equal_ranges().range_size(
+      static_cast<std::uint64_t>(element_count(ds_id, ds_shape)), backend_->getSize()));
+  if (ds_tensor.numel() < count || ds_tensor.numel() > padded) {
     fail(ErrorCode::invalid_argument, kEngineWhere, "expected a shard of parameter ", ds_id, " with ", count,
          " elements, which rank ", backend_->getRank(), " of ", backend_->getSize(), " owns of [",
-         join_as_str(ds_shape, ", "), "], got ", ds_tensor.numel());
+         join_as_str(ds_shape, ", "), "], or padded to ", padded, ", got ", ds_tensor.numel());
   }
   param_registry->registerParam(ds_id, ds_shape, std::move(ds_tensor), std::move(grad_buffer), true, 0, persistent);
   add(ds_id, ds_shape, std::move(options));
@@ -242,7 +263,8 @@ void Engine::make_shared_parts() {
                    .copy_stream = stream_beside(device),
                    .sum = std::move(sum),
                    .gather = std::move(gather),
-                   .fresh = std::move(fresh)};
+                   .fresh = std::move(fresh),
+                   .wants_symm_mem = use_symm_mem};
   options_.gradient_backend = std::move(of_gradients);
   backend_ = std::move(reached.backend);
   use_symm_mem = reached.why_not.empty();
@@ -276,15 +298,15 @@ void Engine::register_graph(long graph_id, const std::vector<long>& ds_ids, Part
 }
 
 void Engine::register_graph_z1(long graph_id, const std::vector<long>& ds_ids) {
-  register_graph<Z1CustomOpExecutor>(graph_id, ds_ids);
+  at(graph_id, {}, [&] { register_graph<Z1CustomOpExecutor>(graph_id, ds_ids); });
 }
 
 void Engine::register_graph_z2(long graph_id, const std::vector<long>& ds_ids) {
-  register_graph<Z2CustomOpExecutor>(graph_id, ds_ids);
+  at(graph_id, {}, [&] { register_graph<Z2CustomOpExecutor>(graph_id, ds_ids); });
 }
 
 void Engine::register_graph_z3(long graph_id, const std::vector<long>& ds_ids) {
-  register_graph<Z3CustomOpExecutor>(graph_id, ds_ids, &Shared::gather, &Shared::fresh);
+  at(graph_id, {}, [&] { register_graph<Z3CustomOpExecutor>(graph_id, ds_ids, &Shared::gather, &Shared::fresh); });
 }
 
 void Engine::order_gradients(long graph_id, const std::vector<long>& expected, bool learns) {
@@ -318,7 +340,7 @@ void Engine::unregister_graph(long graph_id) {
 }
 
 void Engine::update_param_grad_buffer(long ds_id, at::Tensor grad_buffer) {
-  param_registry->setGradBuffer(ds_id, std::move(grad_buffer));
+  at({}, {&ds_id, 1}, [&] { param_registry->setGradBuffer(ds_id, std::move(grad_buffer)); });
 }
 
 SymmetricMemoryPtr Engine::getSymmMemWorkspace(std::int64_t size) {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -28,6 +29,7 @@
 #include "octavo/deepcompile/tensor_offload.h"
 #include "octavo/deepcompile/zero_executors.h"
 #include "octavo/export.h"
+#include "octavo/kernels/error.h"
 
 namespace octavo::dc {
 
@@ -61,7 +63,8 @@ struct ParamOptions {
 
 /// ZeRO of one model: its parameters, and an executor for each graph that computes with them. Engines share nothing.
 /// Not thread-safe; all ranks make the calls in the same order. After an error of the category communication or timeout
-/// the process group and the engine must be rebuilt.
+/// the process group and the engine must be rebuilt. An Error of a function that takes a graph or a parameter names
+/// them, and the rank.
 ///
 /// Parameters are registered first, then graphs. Each rank owns an equal share of each parameter, in flat order
 /// (Ownership::equal_ranges).
@@ -72,6 +75,7 @@ class OCTAVO_API Engine {
   /// Makes an engine and calls init().
   Engine(c10::intrusive_ptr<c10d::ProcessGroup> process_group, c10::intrusive_ptr<c10d::Backend> backend,
          std::int64_t bucket_size, EngineOptions options = {});
+  /// Whole values that are on their way then never arrive: their memory cannot be read, unless a program has given it.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -100,7 +104,8 @@ class OCTAVO_API Engine {
   /// owns, which begins at element `offset` of the parameter.
   void register_param(long ds_id, const std::vector<std::int64_t>& ds_shape, at::Tensor ds_tensor,
                       at::Tensor grad_buffer, std::int64_t offset, ParamOptions options = {});
-  /// Registers a parameter for stage 3. `ds_tensor` is what this rank owns.
+  /// Registers a parameter for stage 3. `ds_tensor` is what this rank owns, flat: owned(count).count elements, which
+  /// may be padded to the count of the first rank. `grad_buffer`, for its gradient, has as many at least.
   void register_z3_param(long ds_id, const std::vector<std::int64_t>& ds_shape, at::Tensor ds_tensor,
                          at::Tensor grad_buffer, bool persistent, ParamOptions options = {});
   /// Returns a number for a graph. The operators `torch.ops.dc` find this engine by it; no other engine of the process
@@ -131,6 +136,8 @@ class OCTAVO_API Engine {
   // the graph that they are given; they throw Error invalid_argument, too, for a graph or a parameter that is not
   // registered.
 
+  /// Makes symm_mem (lazy_init_symm_memory()) where the program has set use_symm_mem. Throws Error invalid_argument, as
+  /// end_forward() does, where wait_params() was not called after each allgather_params_fused() before.
   void start_forward();
   void end_forward();
   /// Must be called before the backward pass of all graphs. `update`: parameters change after the pass. Throws Error
@@ -249,9 +256,8 @@ class OCTAVO_API Engine {
   /// Returns memory of each rank that all others read and write, on the device of the parameters: `size` bytes on each
   /// rank. All ranks must call it together, after the first graph. Throws Error unsupported where ranks share none.
   c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> getSymmMemWorkspace(std::int64_t size);
-  /// Makes symm_mem, as large as the largest shard, where executors send by shared memory and there is none yet. It is
-  /// for programs that want such memory. The engine does not call it, because its executors have memory of their own,
-  /// and a shard's memory that nobody uses would be lost.
+  /// Makes symm_mem, as large as the largest shard, where use_symm_mem is set and there is none yet. It is for programs
+  /// that want such memory; executors have memory of their own. Throws what getSymmMemWorkspace() throws.
   void lazy_init_symm_memory();
 
   /// Empties the tensors that are larger than Flags::free_activation_threshold; their memory is freed where nobody else
@@ -275,7 +281,7 @@ class OCTAVO_API Engine {
   std::unordered_map<long, std::shared_ptr<CustomOpExecutor>> executors;
   c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> symm_mem;
   /// Whether executors send by shared memory, known from the first graph on. Set to true before, it has the meaning of
-  /// EngineOptions::symmetric_memory.
+  /// EngineOptions::symmetric_memory, and start_forward() makes symm_mem.
   bool use_symm_mem = false;
   const std::shared_ptr<Flags> flags = std::make_shared<Flags>();
 
@@ -287,7 +293,8 @@ class OCTAVO_API Engine {
     std::shared_ptr<GradientSum> sum;
     std::shared_ptr<ParamGather> gather;
     std::shared_ptr<FreshGather> fresh;
-    bool divides_first = false;  // Flags::pre_div_reduce as all graphs that are registered now were given it
+    bool wants_symm_mem = false;  // use_symm_mem as the program has set it
+    bool divides_first = false;   // Flags::pre_div_reduce as all graphs that are registered now were given it
   };
 
   /// Where the passes of the step under way stand.
@@ -295,11 +302,33 @@ class OCTAVO_API Engine {
     std::set<long> open_graphs;                          // have taken gradients, and their backward pass was not ended
     std::unordered_map<long, std::int64_t> handed_over;  // by graph: gradients since its last backward pass
     bool is_under_way = false;
+    bool was_started = false;      // start_backward() was called, for this pass or one before
     bool begins_step = true;       // the next pass is the first one of a step
     bool sends = true;             // the pass under way sends gradients, or did so if it was the last one
     bool has_sent_before = false;  // an earlier pass of this step has sent gradients
     bool ignores_gradients = false;
   };
+
+  /// Runs `body`. An Error that it throws also says where: in which graph, with which parameters, on which rank.
+  template <class Body>
+  auto at(std::optional<long> graph_id, std::span<const long> ds_ids, Body body) const {
+    try {
+      return body();
+    } catch (const Error& error) {
+      fail_at(error, graph_id, names_of(ds_ids));
+    }
+  }
+  /// The same for a value of a graph, which has a number there.
+  template <class Body>
+  auto at_value(long graph_id, long id, Body body) const {
+    try {
+      return body();
+    } catch (const Error& error) {
+      fail_at(error, graph_id, "value " + std::to_string(id));
+    }
+  }
+  [[noreturn]] void fail_at(const Error& error, std::optional<long> graph_id, const std::string& what) const;
+  std::string names_of(std::span<const long> ds_ids) const;
 
   const c10d::Backend& backend() const;
   std::uint64_t order_bytes() const;
@@ -310,9 +339,13 @@ class OCTAVO_API Engine {
   template <class Executor, class... Parts>
   void register_graph(long graph_id, const std::vector<long>& ds_ids, Parts Shared::*... parts);
   void end_reductions(long graph_id);
+  void require_waited(std::span<const long> ds_ids) const;
+  void require_started() const;
   void note_gradient(long graph_id);
+  at::Tensor reduce_one(at::Tensor grad_tensor, long graph_id, long ds_id);
   void forget_sums();
   void require_all_reduced() const;
+  void forget_gathered(long ds_id);
   CustomOpExecutor& executor(long graph_id) const;
   void require_graph(long graph_id) const { executor(graph_id); }
   Z3CustomOpExecutor& z3_executor(long graph_id) const;

@@ -41,11 +41,16 @@ at::Tensor made_own(at::Tensor gradient) {
 
 void Engine::start_forward() {
   require_executors(executors);
+  if (shared_) {
+    shared_->fresh->require_all_waited();
+    if (shared_->wants_symm_mem) lazy_init_symm_memory();
+  }
   for (auto& [id, executor] : executors) executor->startForward();
 }
 
 void Engine::end_forward() {
   require_executors(executors);
+  if (shared_) shared_->fresh->require_all_waited();
   for (auto& [id, executor] : executors) executor->endForward();
 }
 
@@ -64,7 +69,7 @@ void Engine::start_backward(bool update) {
   // A step for the plan, which counts those that send. It may find that a rank was lost, so nothing has changed yet.
   if (shared_ && sends) shared_->sum->begin_pass();
   pass_.sends = sends;
-  pass_.is_under_way = true;
+  pass_.is_under_way = pass_.was_started = true;
   if (std::exchange(pass_.begins_step, update)) param_registry->accumulation().forget_reduced();
   pass_.has_sent_before = !param_registry->accumulation().reduced.empty();
   for (auto& [id, executor] : executors) executor->startBackward(update);
@@ -76,15 +81,20 @@ void Engine::require_all_reduced() const {
   for (const auto& [id, sum] : param_registry->accumulation().local) names.push_back(param_registry->nameOf(id));
   if (names.empty()) return;
   std::ranges::sort(names);
-  fail(ErrorCode::invalid_argument, kEngineWhere, "the step before lacks the gradients of ",
+  fail(ErrorCode::invalid_argument, kEngineWhere, "the last step is missing the gradients of ",
        join_as_str(names, ", ", 200),
-       ", which wait in stage 1 for end_backward() of their graph in the last pass of a step: call it for every graph ",
-       "there, or call drop_gradients() to begin a step without them");
+       ". In stage 1 they are reduced by end_backward() of their graph in the last pass ",
+       "of a step: call it for every graph, or call drop_gradients() to begin a step without them");
 }
 
 at::Tensor Engine::reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id) {
+  return at(graph_id, {&ds_id, 1}, [&] { return reduce_one(std::move(grad_tensor), graph_id, ds_id); });
+}
+
+at::Tensor Engine::reduce_one(at::Tensor grad_tensor, long graph_id, long ds_id) {
   if (flags->profile && grad_tensor.defined()) return at::empty({0}, grad_tensor.options());
   const bool is_there = grad_tensor.defined();
+  if (is_there) require_started();
   at::Tensor left = executor(graph_id).reduceGrad(std::move(grad_tensor), ds_id);
   if (is_there) note_gradient(graph_id);
   return left;
@@ -92,15 +102,26 @@ at::Tensor Engine::reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id
 
 void Engine::take_grad(at::Tensor grad_tensor, long graph_id, long ds_id) {
   const bool is_there = grad_tensor.defined();
-  executor(graph_id).takeGrad(is_there ? made_own(std::move(grad_tensor)) : at::Tensor(), ds_id);
+  at(graph_id, {&ds_id, 1}, [&] {
+    if (is_there) require_started();
+    executor(graph_id).takeGrad(is_there ? made_own(std::move(grad_tensor)) : at::Tensor(), ds_id);
+  });
   if (is_there) note_gradient(graph_id);
 }
 
 void Engine::skip_gradients(long graph_id, const std::vector<long>& ds_ids) {
-  Z3CustomOpExecutor& of_stage_3 = z3_executor(graph_id);
-  if (pass_.ignores_gradients) return;
-  of_stage_3.skipGrads(ds_ids);
-  note_gradient(graph_id);
+  at(graph_id, ds_ids, [&] {
+    Z3CustomOpExecutor& of_stage_3 = z3_executor(graph_id);
+    if (pass_.ignores_gradients) return;
+    of_stage_3.skipGrads(ds_ids);
+    note_gradient(graph_id);
+  });
+}
+
+void Engine::require_started() const {
+  if (pass_.was_started || !shared_) return;
+  fail(ErrorCode::invalid_argument, kEngineWhere, "a gradient came before the first start_backward(): call it at the ",
+       "beginning of each backward pass");
 }
 
 void Engine::note_gradient(long graph_id) {
@@ -109,30 +130,40 @@ void Engine::note_gradient(long graph_id) {
 }
 
 void Engine::reduce_grads(at::TensorList grads, long graph_id, const std::vector<long>& ds_ids) {
-  if (grads.size() != ds_ids.size()) {
-    fail(ErrorCode::invalid_argument, kEngineWhere, "expected a gradient for each of ", ds_ids.size(),
-         " parameters of graph ", graph_id, ", got ", grads.size());
-  }
-  if (pass_.ignores_gradients) return;
-  for (std::size_t i = 0; i < grads.size(); ++i) reduce_grad(grads[i], graph_id, ds_ids[i]);
-  executor(graph_id).blockOnCopies();
-  pass_.handed_over[graph_id] += static_cast<std::int64_t>(grads.size());
+  at(graph_id, ds_ids, [&] {
+    if (grads.size() != ds_ids.size()) {
+      fail(ErrorCode::invalid_argument, kEngineWhere, "expected a gradient for each of ", ds_ids.size(),
+           " parameters of graph ", graph_id, ", got ", grads.size());
+    }
+    if (pass_.ignores_gradients) return;
+    for (std::size_t i = 0; i < grads.size(); ++i) reduce_one(grads[i], graph_id, ds_ids[i]);
+    executor(graph_id).blockOnCopies();
+    pass_.handed_over[graph_id] += static_cast<std::int64_t>(grads.size());
+  });
 }
 
 void Engine::finish_backward(long graph_id, std::int64_t n_grads) {
-  const std::int64_t got = std::exchange(pass_.handed_over[graph_id], 0);
-  end_reductions(graph_id);
-  if (got != n_grads && !pass_.ignores_gradients) {
-    fail(ErrorCode::invalid_argument, kEngineWhere, "expected ", n_grads, " gradients of graph ", graph_id, ", got ",
-         got, ": the compiler has left out an operator, and parameters were not trained");
-  }
-  if (shared_) shared_->fresh->require_waited(executor(graph_id).getParamIds());
+  at(graph_id, {}, [&] {
+    const std::int64_t got = std::exchange(pass_.handed_over[graph_id], 0);
+    end_reductions(graph_id);
+    if (got != n_grads && !pass_.ignores_gradients) {
+      fail(ErrorCode::invalid_argument, kEngineWhere, "expected ", n_grads, " gradients of graph ", graph_id, ", got ",
+           got, ": the compiler has left out an operator, and parameters were not trained");
+    }
+    require_waited(executor(graph_id).getParamIds());
+  });
 }
 
 void Engine::end_backward(long graph_id, bool release_reduce_buckets) {
-  end_reductions(graph_id);
-  if (release_reduce_buckets && reduce_buckets && reduce_buckets->tasks().empty()) reduce_buckets->clear();
-  if (shared_) shared_->fresh->require_waited(executor(graph_id).getParamIds());
+  at(graph_id, {}, [&] {
+    end_reductions(graph_id);
+    if (release_reduce_buckets && reduce_buckets && reduce_buckets->tasks().empty()) reduce_buckets->clear();
+    require_waited(executor(graph_id).getParamIds());
+  });
+}
+
+void Engine::require_waited(std::span<const long> ds_ids) const {
+  if (shared_) shared_->fresh->require_waited(ds_ids);
 }
 
 void Engine::end_reductions(long graph_id) {

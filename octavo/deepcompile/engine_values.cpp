@@ -19,54 +19,64 @@ Z3CustomOpExecutor& Engine::z3_executor(long graph_id) const {
 }
 
 at::Tensor Engine::allgather_param(long graph_id, long ds_id, std::optional<at::ScalarType> dtype) {
-  return z3_executor(graph_id).allgatherParam(ds_id, dtype);
+  return at(graph_id, {&ds_id, 1}, [&] { return z3_executor(graph_id).allgatherParam(ds_id, dtype); });
 }
 
 void Engine::prefetch_params_fused(long graph_id, const std::vector<long>& ds_ids,
                                    const std::vector<at::ScalarType>& dtypes) {
-  z3_executor(graph_id).prefetchParamsFused(ds_ids, dtypes);
+  at(graph_id, ds_ids, [&] { z3_executor(graph_id).prefetchParamsFused(ds_ids, dtypes); });
 }
 
 void Engine::gather_into(long graph_id, const std::vector<long>& ds_ids, const std::vector<at::Tensor>& wholes) {
-  if (wholes.size() != ds_ids.size()) {
-    fail(ErrorCode::invalid_argument, kEngineWhere, "expected memory for each of ", ds_ids.size(), " parameters, got ",
-         wholes.size(), " tensors");
-  }
-  for (std::size_t i = 0; i < ds_ids.size(); ++i) param_registry->registerGatheredParam(ds_ids[i], wholes[i]);
-  prefetch_params_fused(graph_id, ds_ids);
+  at(graph_id, ds_ids, [&] {
+    if (wholes.size() != ds_ids.size()) {
+      fail(ErrorCode::invalid_argument, kEngineWhere, "expected memory for each of ", ds_ids.size(),
+           " parameters, got ", wholes.size(), " tensors");
+    }
+    for (std::size_t i = 0; i < ds_ids.size(); ++i) param_registry->registerGatheredParam(ds_ids[i], wholes[i]);
+    z3_executor(graph_id).prefetchParamsFused(ds_ids);
+  });
 }
 
 void Engine::give_back(long ds_id) {
-  if (param_registry->hasGatheredParam(ds_id)) param_registry->unregisterGatheredParam(ds_id);
+  at({}, {&ds_id, 1}, [&] {
+    if (param_registry->hasGatheredParam(ds_id)) param_registry->unregisterGatheredParam(ds_id);
+  });
 }
 
 std::vector<at::Tensor> Engine::allgather_params_fused(long graph_id, const std::vector<long>& ds_ids,
                                                        const std::vector<at::ScalarType>& dtypes) {
-  return z3_executor(graph_id).allgatherParamsFused(ds_ids, dtypes);
+  return at(graph_id, ds_ids, [&] { return z3_executor(graph_id).allgatherParamsFused(ds_ids, dtypes); });
 }
 
 void Engine::wait_params(at::TensorList gathered, long graph_id, const std::vector<long>& ds_ids) {
-  z3_executor(graph_id).waitParams(gathered, ds_ids);
+  at(graph_id, ds_ids, [&] { z3_executor(graph_id).waitParams(gathered, ds_ids); });
 }
 
 at::Tensor Engine::wait_allgather(at::Tensor v, long graph_id, long ds_id) {
-  return z3_executor(graph_id).waitAllgather(v, ds_id);
+  return at(graph_id, {&ds_id, 1}, [&] { return z3_executor(graph_id).waitAllgather(v, ds_id); });
 }
 
 void Engine::release_param(long graph_id, long ds_id, long n_users) {
-  z3_executor(graph_id).releaseParam(ds_id, n_users);
+  at(graph_id, {&ds_id, 1}, [&] { z3_executor(graph_id).releaseParam(ds_id, n_users); });
 }
 
 void Engine::set_persistent(long ds_id, bool is_persistent) {
-  if (!is_persistent && std::ranges::find(whole_, ds_id) != whole_.end()) {
-    fail(ErrorCode::invalid_argument, kEngineWhere, "parameter ", ds_id,
-         " is of stage 1 or 2, where parameters stay whole: ", "this is for those of register_z3_param()");
-  }
-  param_registry->setPersistent(ds_id, is_persistent);
-  if (!is_persistent) invalidate_gathered_param(ds_id);
+  at({}, {&ds_id, 1}, [&] {
+    if (!is_persistent && std::ranges::find(whole_, ds_id) != whole_.end()) {
+      fail(ErrorCode::invalid_argument, kEngineWhere, "parameter ", ds_id,
+           " is of stage 1 or 2, where parameters stay whole: ", "this is for those of register_z3_param()");
+    }
+    param_registry->setPersistent(ds_id, is_persistent);
+    if (!is_persistent) forget_gathered(ds_id);
+  });
 }
 
 void Engine::invalidate_gathered_param(long ds_id) {
+  at({}, {&ds_id, 1}, [&] { forget_gathered(ds_id); });
+}
+
+void Engine::forget_gathered(long ds_id) {
   if (shared_) shared_->gather->wait(ds_id);
   param_registry->setValid(ds_id, false);
   const bool is_given_up = param_registry->hasGatheredParam(ds_id) && !param_registry->getParam(ds_id).isPersistent();
@@ -85,63 +95,86 @@ TensorOffload& Engine::offload_of(long graph_id) {
 }
 
 at::Tensor Engine::offload_tensor(at::Tensor tensor, long graph_id, long id) {
-  return offload_of(graph_id).offload(tensor, id, flags->offload_activation_pin_memory);
+  return at_value(graph_id, id,
+                  [&] { return offload_of(graph_id).offload(tensor, id, flags->offload_activation_pin_memory); });
 }
 
 at::Tensor Engine::reload_tensor(at::Tensor tensor, long graph_id, long id) {
-  return offload_of(graph_id).reload(tensor, id);
+  return at_value(graph_id, id, [&] { return offload_of(graph_id).reload(tensor, id); });
 }
 
 // The tensor is in the schemas of these operators, as in DeepSpeed's: it fixes their place in a graph.
 
-at::Tensor Engine::wait_offload(at::Tensor, long graph_id, long id) { return offload_of(graph_id).wait_offload(id); }
+at::Tensor Engine::wait_offload(at::Tensor, long graph_id, long id) {
+  return at_value(graph_id, id, [&] { return offload_of(graph_id).wait_offload(id); });
+}
 
 /// Returns `tensor` where a pass is measured operator by operator and the value was perhaps never sent to the host.
 at::Tensor Engine::wait_reload(at::Tensor tensor, long graph_id, long id) {
-  TensorOffload& offload = offload_of(graph_id);
-  return flags->profile && !offload.is_reloading(id) ? tensor : offload.wait_reload(id);
+  return at_value(graph_id, id, [&] {
+    TensorOffload& offload = offload_of(graph_id);
+    return flags->profile && !offload.is_reloading(id) ? tensor : offload.wait_reload(id);
+  });
 }
 
-void Engine::finish_offload(at::Tensor, long graph_id, long id) { offload_of(graph_id).wait_offload(id); }
+void Engine::finish_offload(at::Tensor, long graph_id, long id) {
+  at_value(graph_id, id, [&] { offload_of(graph_id).wait_offload(id); });
+}
 
-void Engine::finish_reload(at::Tensor, long graph_id, long id) { offload_of(graph_id).hand_over_reloaded(id); }
+void Engine::finish_reload(at::Tensor, long graph_id, long id) {
+  at_value(graph_id, id, [&] { offload_of(graph_id).hand_over_reloaded(id); });
+}
 
 void Engine::offload_parameter(long graph_id, long ds_id) {
-  executor(graph_id).requireParam(ds_id);
-  param_registry->offload(ds_id);
+  at(graph_id, {&ds_id, 1}, [&] {
+    executor(graph_id).requireParam(ds_id);
+    param_registry->offload(ds_id);
+  });
 }
 
 void Engine::reload_parameter(long graph_id, long ds_id) {
-  executor(graph_id).requireParam(ds_id);
-  param_registry->reload(ds_id);
+  at(graph_id, {&ds_id, 1}, [&] {
+    executor(graph_id).requireParam(ds_id);
+    param_registry->reload(ds_id);
+  });
 }
 
 void Engine::offload_params(long graph_id, const std::vector<long>& ds_ids) {
-  require_graph(graph_id);
-  for (const long id : ds_ids) param_registry->offload(id);
+  at(graph_id, ds_ids, [&] {
+    require_graph(graph_id);
+    for (const long id : ds_ids) param_registry->offload(id);
+  });
 }
 
 void Engine::reload_params(long graph_id, const std::vector<long>& ds_ids) {
-  require_graph(graph_id);
-  for (const long id : ds_ids) param_registry->reload(id);
+  at(graph_id, ds_ids, [&] {
+    require_graph(graph_id);
+    for (const long id : ds_ids) param_registry->reload(id);
+  });
 }
 
 // ---- what the optimizer keeps
 
 void Engine::set_states(long ds_id, std::vector<at::Tensor> states) {
-  param_registry->getParam(ds_id);  // throws for an unknown parameter
-  states_.set(ds_id, std::move(states));
+  at({}, {&ds_id, 1}, [&] {
+    param_registry->getParam(ds_id);  // throws for an unknown parameter
+    states_.set(ds_id, std::move(states));
+  });
 }
 
 void Engine::offload_states(long graph_id, const std::vector<long>& ds_ids) {
-  require_graph(graph_id);
-  for (const long id : ds_ids) states_.offload(id);
+  at(graph_id, ds_ids, [&] {
+    require_graph(graph_id);
+    for (const long id : ds_ids) states_.offload(id);
+  });
 }
 
 void Engine::reload_states(long graph_id, const std::vector<long>& ds_ids) {
-  require_graph(graph_id);
-  if (!pass_.begins_step) return;  // another micro-batch comes before they are needed
-  for (const long id : ds_ids) states_.reload(id);
+  at(graph_id, ds_ids, [&] {
+    require_graph(graph_id);
+    if (!pass_.begins_step) return;  // another micro-batch comes before they are needed
+    for (const long id : ds_ids) states_.reload(id);
+  });
 }
 
 void Engine::wait_offloads() const {

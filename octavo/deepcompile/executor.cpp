@@ -56,13 +56,15 @@ void CustomOpExecutor::requireGradient(const at::Tensor& gradient, long ds_id) c
     fail(ErrorCode::unsupported, kExecutorWhere, "the gradient of ", param_registry_->nameOf(ds_id),
          " is sparse, which ", "ZeRO does not add up: use sparse=False in its nn.Embedding");
   }
-  if (gradient.numel() == whole && gradient.device() == param.getDevice() &&
+  const std::vector<std::int64_t> shape = param.getShape();
+  const bool is_flat = gradient.dim() == 1 && gradient.numel() == whole;
+  if ((is_flat || gradient.sizes() == at::IntArrayRef(shape)) && gradient.device() == param.getDevice() &&
       at::isFloatingType(gradient.scalar_type())) {
     return;
   }
-  fail(ErrorCode::invalid_argument, kExecutorWhere, "expected the gradient of parameter ", ds_id, " as ", whole,
-       " floats on ", param.getDevice().str(), ", got ", at::toString(gradient.scalar_type()), gradient.sizes(), " on ",
-       gradient.device().str());
+  fail(ErrorCode::invalid_argument, kExecutorWhere, "expected the gradient of parameter ", ds_id,
+       " as floats of shape [", join_as_str(shape, ", "), "], or flat, on ", param.getDevice().str(), ", got ",
+       at::toString(gradient.scalar_type()), gradient.sizes(), " on ", gradient.device().str());
 }
 
 /// Whether the bucket already has a gradient of the parameter, from another graph: a parameter is in a transfer once.

@@ -49,7 +49,7 @@ class OCTAVO_API CustomOpExecutor {
   virtual void endBackward();
   /// Forgets what a pass that was broken off has left: the gradients in the buckets are dropped. Sends nothing.
   virtual void giveUpPass();
-  /// Takes the gradient of a parameter of this graph. It must have as many elements as the parameter, any floating
+  /// Takes the gradient of a parameter of this graph. It must have the parameter's shape, or be flat, have any floating
   /// dtype, and be on the parameter's device. Returns an empty tensor. Throws Error invalid_argument for another
   /// gradient, Error unsupported for a sparse one; nothing is in the bucket then.
   virtual at::Tensor reduceGrad(at::Tensor grad_tensor, long ds_id);

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -93,6 +94,13 @@ void FreshGather::require_waited(std::span<const long> ids) {
        " was not waited ",
        "for, and what was computed with it may be wrong: call wait_params after each allgather_params_fused, before ",
        "its results are used");
+}
+
+void FreshGather::require_all_waited() {
+  std::vector<long> ids;
+  for (const auto& [id, starts] : awaited_) ids.push_back(id);
+  std::ranges::sort(ids);
+  require_waited(ids);
 }
 
 bool FreshGather::is_kept_by_registry_alone(long id) const {

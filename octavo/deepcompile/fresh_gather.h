@@ -36,6 +36,7 @@ class OCTAVO_API FreshGather {
   /// Throws Error invalid_argument where one of these was started more often than waited for: values were then used
   /// that had perhaps not come. Forgets these starts.
   void require_waited(std::span<const long> ids);
+  void require_all_waited();
   /// Forgets starts that were not waited for, as after an error.
   void clear() { awaited_.clear(); }
 

@@ -125,7 +125,8 @@ void ParamGather::start_flight(std::span<const Wanted> needed) {
   RoomsOfCall rooms(*registry_);
   for (const auto& [id, dtype] : needed) {
     const at::Tensor whole = make_room(registry_->getParam(id), dtype);
-    rooms.add(id, whole);
+    const bool is_kept = registry_->hasGatheredParam(id) && registry_->getGatheredParam(id).is_same(whole);
+    rooms.add(id, whole, /*made_here=*/!is_kept);
     ids.push_back(id);
     tensors.push_back(contribution(whole));
     digest = rules::derive_key(digest, static_cast<std::uint64_t>(id));

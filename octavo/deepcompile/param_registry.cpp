@@ -2,6 +2,7 @@
 #include "octavo/deepcompile/param_registry.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <unordered_set>
 #include <utility>
@@ -34,10 +35,11 @@ bool has_all_of_its_memory(const at::Tensor& tensor) { return tensor.storage().n
 
 }  // namespace
 
-/// Gives what was not waited for, as after an error, back to its user.
+/// Gives memory of what was not waited for, as after an error, back to a program that has given it. Other memory stays
+/// forbidden: its values have not come.
 DSParamRegistry::~DSParamRegistry() {
   for (const auto& [id, entry] : entries_) {
-    if (entry.state == Gathered::in_flight) allow_access(entry.gathered);
+    if (entry.state == Gathered::in_flight && !entry.made_here) allow_access(entry.gathered);
   }
 }
 
@@ -89,11 +91,12 @@ std::int64_t DSParamRegistry::offloadedBytes() const {
   return bytes;
 }
 
-void DSParamRegistry::registerGatheredParam(long ds_id, at::Tensor ds_tensor) {
+void DSParamRegistry::registerGatheredParam(long ds_id, at::Tensor ds_tensor, bool made_here) {
   Entry& entry = at(ds_id);
   if (entry.state == Gathered::in_flight) refuse(ds_id, entry.state, "wait for it before its memory is replaced");
   const auto elements = static_cast<std::int64_t>(productDim(entry.param.getShape()));
   requireWhole(ds_id, elements, entry.param.getDevice(), ds_tensor);
+  entry.made_here = made_here || (entry.made_here && entry.gathered.is_same(ds_tensor));
   entry.gathered = std::move(ds_tensor);
   entry.state = Gathered::available;
   entry.valid = false;
@@ -118,7 +121,23 @@ void DSParamRegistry::unregisterGatheredParam(long ds_id) {
   entry.valid = false;
   if (entry.state == Gathered::sharded) return;
   entry.gathered.reset();
+  entry.made_here = false;
   entry.state = Gathered::released;
+}
+
+/// Records the use of the memory: the current stream may have work left with memory that another stream has made.
+void DSParamRegistry::releaseGatheredParam(long ds_id) {
+  const at::Tensor made = at(ds_id).made_here ? at(ds_id).gathered : at::Tensor();
+  unregisterGatheredParam(ds_id);
+  if (!made.defined() || !has_all_of_its_memory(made)) return;
+  c10::StorageImpl& storage = *made.storage().unsafeGetStorageImpl();
+  c10::impl::VirtualGuardImpl(made.device().type())
+      .recordDataPtrOnStream(storage.data_ptr(), current_stream_of(made.device()));
+  storage.set_data_ptr_noswap(at::DataPtr(nullptr, made.device()));
+  storage.set_nbytes(0);
+  forbid_access(made, "[deepcompile.registry] " + nameOf(ds_id) +
+                          " was released, and its memory is freed: gather it again (allgather_param, " +
+                          "wait_allgather) before it is used");
 }
 
 const at::Tensor& DSParamRegistry::getGatheredParam(long ds_id) const {

@@ -77,15 +77,19 @@ class OCTAVO_API DSParamRegistry {
 
   Gathered state(long ds_id) const { return at(ds_id).state; }
   /// Registers memory for the whole values, in place of what was registered before. `ds_tensor` has at least
-  /// the parameter's elements, in any shape; gathers use it where it has exactly these, in row-major order. Refused
-  /// while a collective writes the memory of before.
-  void registerGatheredParam(long ds_id, at::Tensor ds_tensor);
+  /// the parameter's elements, in any shape; gathers use it where it has exactly these, in row-major order.
+  /// `made_here`: it was made for a gather, and is nobody else's. Refused while a collective writes the memory of
+  /// before.
+  void registerGatheredParam(long ds_id, at::Tensor ds_tensor, bool made_here = false);
   /// Throws Error invalid_argument unless `ds_tensor` is on the device and has at least so many elements.
   /// registerGatheredParam() checks this, too; it is for a caller that must know before it registers anything.
   static void requireWhole(long ds_id, std::int64_t elements, c10::Device device, const at::Tensor& ds_tensor);
   /// Releases the whole values, which are then no longer valid. Where the parameter is `sharded`, nothing else happens.
   /// Refused while a collective writes them (wait for it first), and where they were released before.
   void unregisterGatheredParam(long ds_id);
+  /// Does the same, and frees the memory where a gather has made it (`made_here`): whoever reads a tensor in it from
+  /// then on gets c10::Error (forbid_access).
+  void releaseGatheredParam(long ds_id);
   /// Returns the whole values. Refused where there are none.
   const at::Tensor& getGatheredParam(long ds_id) const;
   /// Refused unless the whole values are there, and no collective writes them.
@@ -110,6 +114,7 @@ class OCTAVO_API DSParamRegistry {
     DSParam param;
     Gathered state = Gathered::sharded;
     at::Tensor gathered = {};
+    bool made_here = false;                    // whether a gather has made this memory, which is then nobody else's
     bool valid = false, turned_stale = false;  // the latter while a collective writes
     std::int64_t version = 0;                  // of the shard whose values were gathered
     std::string name = {};

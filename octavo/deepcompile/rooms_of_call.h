@@ -23,9 +23,10 @@ class RoomsOfCall {
   RoomsOfCall(const RoomsOfCall&) = delete;
   RoomsOfCall& operator=(const RoomsOfCall&) = delete;
 
-  void add(long ds_id, at::Tensor room) {
+  /// `made_here` is that of DSParamRegistry::registerGatheredParam().
+  void add(long ds_id, at::Tensor room, bool made_here = false) {
     const bool is_new = !registry_.hasGatheredParam(ds_id);
-    registry_.registerGatheredParam(ds_id, std::move(room));
+    registry_.registerGatheredParam(ds_id, std::move(room), made_here);
     if (is_new) added_.push_back(ds_id);
   }
   void keep() { added_.clear(); }

@@ -271,7 +271,7 @@ void Z3CustomOpExecutor::releaseParam(long ds_id, long n_users) {
   }
   param_registry_->requireGathered(ds_id);
   if (++uses_[ds_id] < n_users) return;
-  if (!param_registry_->getParam(ds_id).isPersistent()) param_registry_->unregisterGatheredParam(ds_id);
+  if (!param_registry_->getParam(ds_id).isPersistent()) param_registry_->releaseGatheredParam(ds_id);
   uses_.erase(ds_id);
 }
 

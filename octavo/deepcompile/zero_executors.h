@@ -112,8 +112,9 @@ class OCTAVO_API Z3CustomOpExecutor final : public ReducingExecutor {
   /// Throws Error invalid_argument for a `v` that it has not.
   at::Tensor waitAllgather(const at::Tensor& v, long ds_id);
   /// Must be called after each of the parameter's `n_users` uses in the graph. After the last one the memory is given
-  /// up, unless the parameter is persistent. Throws Error invalid_argument where the parameter was not waited for,
-  /// where one that is not persistent is used more often, and for less than one user.
+  /// up (DSParamRegistry::releaseGatheredParam), unless the parameter is persistent. Throws Error invalid_argument
+  /// where the parameter was not waited for, where one that is not persistent is used more often, and for less than one
+  /// user.
   void releaseParam(long ds_id, long n_users);
 
   /// Does the same, and returns memory for the whole values that only the caller has (FreshGather).

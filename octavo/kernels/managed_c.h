@@ -6,8 +6,14 @@
 #include "octavo/export.h"
 
 /// Managed memory under the names of seed 002, for C and ctypes: thin aliases of kernels/managed.h on the first device
-/// of CUDA, of SYCL where there is none or, where neither is, in ordinary memory. Any thread may call them. They throw
-/// nothing: a call that fails leaves a sentence in octavo_last_error().
+/// of CUDA, of SYCL where there is none or, where neither is, in ordinary memory. The first call looks for these
+/// devices, which loads their back ends and initializes their drivers. Any thread may call them. They throw nothing: a
+/// call that fails leaves a sentence in octavo_last_error().
+///
+/// cprefetch and cfill_* take memory of cget_managed_ptr that was not freed, from any place in an allocation on. Any
+/// other pointer fails, as do more bytes than the allocation has from there on, and nothing changes. Two things are not
+/// seen and undefined: memory that another thread frees meanwhile, and a pointer to freed memory where cget_managed_ptr
+/// has allocated again.
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -18,10 +24,10 @@ OCTAVO_API void* cget_managed_ptr(size_t bytes);
 /// Frees what cget_managed_ptr returned; nothing happens for null. No other queue may use it any more.
 OCTAVO_API void cfree_managed_ptr(void* memory);
 
-/// Begins to move `bytes` bytes of an allocation to device number `device` or, where that is below 0, to the host.
+/// Begins to move `bytes` bytes to device number `device`, which is 0, or, where that is below 0, to the host.
 OCTAVO_API void cprefetch(void* memory, size_t bytes, int device);
 
-/// Sets `n` elements of A, and returns when that is done; B is not used.
+/// Sets `n` elements of A, and returns when that is done; B is not used. A of cfill_fp32 is at a multiple of 4 bytes.
 OCTAVO_API void cfill_fp32(float* A, float* B, float value, long n);
 OCTAVO_API void cfill_uint8(unsigned char* A, unsigned char* B, unsigned char value, long n);
 

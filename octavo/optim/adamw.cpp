@@ -39,7 +39,7 @@ rules::AdamWStep coupled(const AdamWOptions& options, std::int64_t step) {
 
 void require_valid(const AdamWOptions& options, const char* where) {
   require_rates(options.lr, options.beta1, options.beta2, options.weight_decay, where);
-  require_finite(options.eps, where, "eps");
+  require_not_negative(options.eps, where, "eps");
 }
 
 void adam_(const StepTensors& tensors, at::IntArrayRef steps, const AdamWOptions& options, bool is_decay_decoupled) {

@@ -12,13 +12,14 @@ namespace octavo {
 
 class Flat;
 
-/// Steps throw Error invalid_argument unless all are finite.
+/// The defaults are those of octavo.optim.AdamW; octavo.optim.Adam has no weight decay. Steps throw Error
+/// invalid_argument unless all are finite and as said here.
 struct AdamWOptions {
-  double lr;
-  double beta1;  // at least 0, below 1
-  double beta2;  // the same
-  double eps;
-  double weight_decay;
+  double lr = 1e-3;            // any: a schedule may end a rounding error below 0
+  double beta1 = 0.9;          // at least 0, below 1
+  double beta2 = 0.999;        // the same
+  double eps = 1e-8;           // at least 0
+  double weight_decay = 1e-2;  // the same
 };
 
 /// Makes one step of Adam for all parameters, in place; AdamW is its form with decoupled weight decay. `steps` has the

@@ -62,13 +62,18 @@ void require_finite(double value, const char* where, const char* what) {
   if (!std::isfinite(value)) fail(ErrorCode::invalid_argument, where, "expected a finite ", what, ", got ", value);
 }
 
+void require_not_negative(double value, const char* where, const char* what) {
+  if (std::isfinite(value) && value >= 0) return;
+  fail(ErrorCode::invalid_argument, where, "expected a finite ", what, " of at least 0, got ", value);
+}
+
 void require_rates(double lr, double beta1, double beta2, double weight_decay, const char* where) {
   require_finite(lr, where, "lr");
   for (const auto& [name, beta] : {std::pair("beta1", beta1), std::pair("beta2", beta2)}) {
     if (beta >= 0 && beta < 1) continue;
     fail(ErrorCode::invalid_argument, where, "expected a ", name, " of at least 0 and below 1, got ", beta);
   }
-  require_finite(weight_decay, where, "weight_decay");
+  require_not_negative(weight_decay, where, "weight_decay");
 }
 
 void require_state(const at::Tensor& state, const at::Tensor& parameter, const char* where, const char* what) {

@@ -33,7 +33,9 @@ void require_writable(const at::Tensor& tensor, const char* where, const char* w
 void require_step(std::int64_t step, const char* where, const char* what);
 /// Throws the same unless `value` is finite. A schedule may make a learning rate a little less than 0.
 void require_finite(double value, const char* where, const char* what);
-/// Throws the same unless all are finite and the betas at least 0 and below 1.
+/// Throws the same unless `value` is finite and at least 0.
+void require_not_negative(double value, const char* where, const char* what);
+/// Throws the same unless all are finite, the betas at least 0 and below 1, and the weight decay at least 0.
 void require_rates(double lr, double beta1, double beta2, double weight_decay, const char* where);
 
 /// Returns a tensor's description for messages; it may be undefined.

@@ -9,14 +9,15 @@
 
 namespace octavo {
 
+/// The defaults are those of octavo.optim.OneBitLamb; the limits of the first five are those of AdamWOptions.
 struct LambOptions {
-  double lr;
-  double beta1;
-  double beta2;
-  double eps;
-  double weight_decay;
-  double least_coefficient;  // bounds of the coefficient of lr
-  double greatest_coefficient;
+  double lr = 1e-2;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 1e-2;
+  double least_coefficient = 0.01;  // bounds of the coefficient of lr
+  double greatest_coefficient = 10;
 };
 
 /// Makes one step of LAMB (You et al. 2020) for all parameters, in place: each moves by lr times its coefficient along

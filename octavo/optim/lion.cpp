@@ -36,7 +36,7 @@ void sign_step_(at::TensorList parameters, at::TensorList updates, double lr, do
   require_length(updates.size(), parameters.size(), kWhere, "updates");
   for (std::size_t i = 0; i < parameters.size(); ++i) require_like(updates[i], parameters[i], kWhere, "an update");
   require_finite(lr, kWhere, "lr");
-  require_finite(weight_decay, kWhere, "weight_decay");
+  require_not_negative(weight_decay, kWhere, "weight_decay");
   const float decay = kept_by(lr, weight_decay), step_size = static_cast<float>(lr);
   for_each_flat(parameters, {parameters, updates}, [&](std::size_t i, const auto& flat_of) {
     Flat p = flat_of(parameters), u = flat_of(updates);

@@ -11,12 +11,13 @@
 
 namespace octavo {
 
-/// Steps throw Error invalid_argument unless all are finite, and the betas at least 0 and below 1.
+/// The defaults are those of octavo.optim.Lion. Steps throw Error invalid_argument unless all are finite, the betas at
+/// least 0 and below 1, and the weight decay at least 0.
 struct LionOptions {
-  double lr;
-  double beta1;  // of the update whose sign is the step
-  double beta2;  // of the momentum that is kept
-  double weight_decay;
+  double lr = 1e-4;
+  double beta1 = 0.9;   // of the update whose sign is the step
+  double beta2 = 0.99;  // of the momentum that is kept
+  double weight_decay = 0;
 };
 
 /// Returns the mix of both betas for gradients that are `gradient_scale` times the true ones.

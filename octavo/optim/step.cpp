@@ -85,8 +85,9 @@ void step_on_threads(const StepTensors& tensors, const MakeStep& make) {
 /// Returns what is kept for a parameter from step to step.
 std::vector<at::Tensor> kept_of(const StepTensors& tensors, std::size_t i) {
   std::vector<at::Tensor> kept;
-  for (const at::TensorList list :
-       {tensors.means, tensors.mean_scales, tensors.squares, tensors.square_scales, tensors.tails}) {
+  const at::TensorList lists[] = {tensors.means, tensors.mean_scales, tensors.squares, tensors.square_scales,
+                                  tensors.tails};
+  for (const at::TensorList list : lists) {
     if (is_given(list, i)) kept.push_back(list[i]);
   }
   return kept;

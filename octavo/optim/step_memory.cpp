@@ -29,8 +29,8 @@ at::Tensor walked_order(const StepTensors& tensors, std::size_t i) {
 std::vector<at::Tensor> in_other_orders(const StepTensors& tensors, std::size_t i) {
   const at::Tensor order = walked_order(tensors, i);
   std::vector<at::Tensor> found;
-  for (const at::TensorList list :
-       {tensors.parameters, tensors.gradients, tensors.means, tensors.squares, tensors.tails}) {
+  const at::TensorList lists[] = {tensors.parameters, tensors.gradients, tensors.means, tensors.squares, tensors.tails};
+  for (const at::TensorList list : lists) {
     const bool is_walked = is_given(list, i) && list[i].sizes() == order.sizes();  // codes of 4 bits are flat
     if (is_walked && !has_order_of(list[i], order)) found.push_back(list[i]);
   }

@@ -14,12 +14,13 @@ namespace octavo {
 
 /// When 0/1 Adam sends what, all in steps. The variance is learnt at intervals that double after every
 /// `updates_an_interval` updates, until `variance_steps` are made. From then on parameters are sent at intervals that
-/// begin with 1 and double after every `steps_an_interval`, up to `longest_interval`. All are at least 1.
+/// begin with 1 and double after every `steps_an_interval`, up to `longest_interval`. All are at least 1. Two depend on
+/// the run's length and must be given; the defaults of the others are those of octavo.optim.ZeroOneAdam.
 struct ZeroOneSchedule {
-  std::uint64_t variance_steps;
-  std::uint64_t updates_an_interval;
-  std::uint64_t steps_an_interval;
-  std::uint64_t longest_interval;
+  std::uint64_t variance_steps = 0;
+  std::uint64_t updates_an_interval = 16;
+  std::uint64_t steps_an_interval = 0;
+  std::uint64_t longest_interval = 16;
 };
 
 enum class ZeroOneKind {

@@ -122,13 +122,12 @@ class OCTAVO_API Outer {
   /// `steps` steps. Throws Error invalid_argument where something does not fit; nothing has changed then.
   void load(const std::map<std::string, at::Tensor>& tensors, const std::vector<Position>& positions,
             std::uint64_t steps);
-  /// Restores the same from what all ranks of another world had, by rank. Residuals are redistributed over this world,
-  /// and ranks continue only from the anchor and their own progress. `rank`: this rank's number in that world, if it
-  /// continues with parameters of that world. Returns what must then be added to these parameters, by name, in the
-  /// parameter's shape and memory order, float32, so that what the rank owed is no longer in them. A lone rank
-  /// sends nothing, and so owes nothing: what it owed stays in its parameters, as its progress, or what all ranks owed
-  /// is to be added to them, where they are the anchor's. A rank that has no parameters of that world calls
-  /// begin_at_start() before it adds anything.
+  /// Loads what all ranks of another world saved, by rank; residuals are redistributed over this world. `rank`: this
+  /// rank's number in that world, if it keeps that rank's parameters. Returns corrections by parameter name, float32, in
+  /// the parameter's shape and memory order. The caller adds them to those parameters: they remove what the rank still
+  /// owed. A lone rank sends nothing, so it can owe nothing: its own debt stays in its parameters, as progress, or,
+  /// where the parameters are the anchor's, the corrections add the debt of all ranks. A rank without parameters of that
+  /// world calls begin_at_start() first.
   std::map<std::string, at::Tensor> load_world(const std::vector<std::map<std::string, at::Tensor>>& world,
                                                const std::vector<Position>& positions, std::uint64_t steps,
                                                std::optional<int> rank);

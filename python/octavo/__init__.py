@@ -19,6 +19,7 @@ from octavo.accelerator import get_accelerator, pinned, set_accelerator
 from octavo.collectives import all_reduce
 from octavo.compression import compress
 from octavo.handle import Handle
+from octavo.ops import dc_effects as dc_effects  # registers what torch.compile must know of torch.ops.dc
 from octavo.ops.xpu_packbits import packbits, unpackbits
 from octavo.outer import Outer
 from octavo.sign_sgd import CompressedGradientAccumulator, ErrorFeedbackSignSGD, SignSGDCompressor

@@ -145,7 +145,7 @@ class SendsMomenta:
                 return
             if parameter.grad is not None and parameter.grad.any():
                 raise RuntimeError(
-                    f"[handle.momentum] .grad of {name} holds the averaged momentum of an earlier backward pass: call "
+                    f"[handle.backward] .grad of {name} holds the averaged momentum of an earlier backward pass: call "
                     f"zero_grad() after every step, and accumulate gradients under no_sync(), so that one backward "
                     f"pass in a step is synchronised"
                 )

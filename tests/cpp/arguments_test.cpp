@@ -89,8 +89,8 @@ TEST(StepArguments, StepsAreCountedFromOne) {
     const std::vector<std::int64_t> steps = {step};
     EXPECT_TRUE(has(refusal_of([&] { adamw_(parameter, parameter, mean, square, kAdamW, step); }), "counted from 1"));
     EXPECT_TRUE(has(refusal_of([&] {
-                      adam_({.parameters = parameter, .gradients = parameter, .means = mean, .squares = square}, steps,
-                            kAdamW, true);
+                      adam_({.parameters = {parameter}, .gradients = {parameter}, .means = {mean}, .squares = {square}},
+                            steps, kAdamW, true);
                     }),
                     "counted from 1"));
     EXPECT_TRUE(has(refusal_of([&] { lamb_(parameter, parameter, mean, square, steps, coefficient, kLamb); }),
@@ -108,23 +108,48 @@ TEST(StepArguments, RatesThatAreNotFiniteAndBetasOfOneAreRefused) {
   const std::vector<std::int64_t> steps = {1};
   at::Tensor p = at::ones({8}), mean = at::zeros({8}), square = at::zeros({8}),
              coefficient = at::zeros({1}, at::kDouble);
-  const StepTensors tensors = {.parameters = p, .gradients = p, .means = mean, .squares = square};
+  const StepTensors tensors = {.parameters = {p}, .gradients = {p}, .means = {mean}, .squares = {square}};
   for (const AdamWOptions& bad : {AdamWOptions{kNaN, 0.9, 0.999, 1e-8, 0}, AdamWOptions{0.1, 1, 0.999, 1e-8, 0},
                                   AdamWOptions{0.1, 0.9, 1, 1e-8, 0}, AdamWOptions{0.1, 0.9, kNaN, 1e-8, 0},
-                                  AdamWOptions{0.1, 0.9, 0.999, INFINITY, 0}, AdamWOptions{0.1, 0.9, 0.999, 0, kNaN}}) {
+                                  AdamWOptions{0.1, 0.9, 0.999, INFINITY, 0}, AdamWOptions{0.1, 0.9, 0.999, 0, kNaN},
+                                  AdamWOptions{.eps = -1e-8}, AdamWOptions{.weight_decay = -0.1}}) {
     EXPECT_TRUE(has(refusal_of([&] { adam_(tensors, steps, bad, true); }), "[optim.adam] expected a "));
     EXPECT_TRUE(has(refusal_of([&] { adamw_(p, p, mean, square, bad, 1); }), "[optim.adamw] expected a "));
     const LambOptions lamb = {bad.lr, bad.beta1, bad.beta2, bad.eps, bad.weight_decay, 0, 10};
     EXPECT_TRUE(
         has(refusal_of([&] { lamb_(p, p, mean, square, steps, coefficient, lamb); }), "[optim.lamb] expected a "));
   }
-  const StepTensors of_lion = {.parameters = p, .gradients = p, .means = mean};
-  for (const LionOptions& bad : {LionOptions{kNaN, 0.9, 0.99, 0}, LionOptions{0.1, 1, 0.99, 0},
-                                 LionOptions{0.1, 0.9, -0.1, 0}, LionOptions{0.1, 0.9, 0.99, INFINITY}}) {
+  const StepTensors of_lion = {.parameters = {p}, .gradients = {p}, .means = {mean}};
+  for (const LionOptions& bad :
+       {LionOptions{kNaN, 0.9, 0.99, 0}, LionOptions{0.1, 1, 0.99, 0}, LionOptions{0.1, 0.9, -0.1, 0},
+        LionOptions{0.1, 0.9, 0.99, INFINITY}, LionOptions{.weight_decay = -0.1}}) {
     EXPECT_TRUE(has(refusal_of([&] { lion_(of_lion, bad); }), "[optim.lion] expected a "));
   }
   EXPECT_TRUE(has(refusal_of([&] { sign_step_(p, p, kNaN, 0); }), "[optim.sign_step] expected a finite lr, got nan"));
+  EXPECT_TRUE(has(refusal_of([&] { sign_step_(p, p, 0, -0.1); }), "a finite weight_decay of at least 0, got -0.1"));
   EXPECT_TRUE(at::equal(p, at::ones({8})) && at::equal(mean, at::zeros({8})));
+}
+
+TEST(StepArguments, OptionsThatAreLeftOutAreThoseOfPython) {
+  const AdamWOptions adamw = {.lr = 1};
+  EXPECT_EQ(std::vector({adamw.lr, adamw.beta1, adamw.beta2, adamw.eps, adamw.weight_decay}),
+            std::vector({1.0, 0.9, 0.999, 1e-8, 1e-2}));
+  const LionOptions lion = {.lr = 1};
+  EXPECT_EQ(std::vector({lion.lr, lion.beta1, lion.beta2, lion.weight_decay}), std::vector({1.0, 0.9, 0.99, 0.0}));
+  const LambOptions lamb = {.lr = 1};
+  EXPECT_EQ(std::vector({lamb.beta1, lamb.beta2, lamb.eps, lamb.weight_decay, lamb.least_coefficient}),
+            std::vector({0.9, 0.999, 1e-8, 1e-2, 0.01}));
+  EXPECT_EQ(lamb.greatest_coefficient, 10);
+  EXPECT_TRUE(has(refusal_of([] { zero_one_kind(10, {.variance_steps = 5}); }), "got 5, 16, 0 and 16"));
+}
+
+TEST(StepArguments, OwnTheirLists) {
+  at::Tensor parameter = at::ones({8}), mean = at::zeros({8}), square = at::zeros({8});
+  const StepTensors tensors = {
+      .parameters = {parameter}, .gradients = {at::ones({8})}, .means = {mean}, .squares = {square}, .numbers = {3}};
+  adam_(tensors, {1}, {.lr = 0.1, .weight_decay = 0}, true);
+  EXPECT_NEAR(parameter[7].item<float>(), 0.9F, 1e-5F);
+  EXPECT_NEAR(mean[0].item<float>(), 0.1F, 1e-6F);
 }
 
 TEST(UndefinedTensors, AreRefusedByOctavosErrors) {
@@ -132,8 +157,11 @@ TEST(UndefinedTensors, AreRefusedByOctavosErrors) {
   at::Tensor target, codes = at::zeros({8}, at::kByte), scales = at::zeros({1}), p = at::ones({8}), m = at::zeros({8});
   const at::Tensor packed = at::zeros({1}, at::kByte);
   const std::vector<std::int64_t> steps = {1};
-  const StepTensors tensors = {
-      .parameters = p, .gradients = p, .means = m, .squares = m, .gradient_factor = std::optional<at::Tensor>(none)};
+  const StepTensors tensors = {.parameters = {p},
+                               .gradients = {p},
+                               .means = {m},
+                               .squares = {m},
+                               .gradient_factor = std::optional<at::Tensor>(none)};
   EXPECT_TRUE(has(refusal_of([&] { unpackbits_out(packed, target); }), "[codec.unpackbits] expected out as a tensor"));
   EXPECT_TRUE(has(refusal_of([&] { encode_state_(none, codes, scales, {8, true}); }), "expected values as a tensor"));
   EXPECT_TRUE(has(refusal_of([&] { encode_state_(p, codes, target, {8, true}); }), "expected scales as a tensor"));
@@ -145,8 +173,8 @@ TEST(UndefinedTensors, AreRefusedByOctavosErrors) {
 TEST(StepArguments, MayBeLeavesInAnyMemoryOrder) {
   at::Tensor parameter = at::ones({4, 6}).t().requires_grad_(), mean = at::zeros({6, 4}), square = at::zeros({6, 4});
   const std::vector<std::int64_t> steps = {1};
-  adam_({.parameters = parameter, .gradients = mean.clone().add_(1), .means = mean, .squares = square}, steps, kAdamW,
-        true);
+  adam_({.parameters = {parameter}, .gradients = {mean.clone().add_(1)}, .means = {mean}, .squares = {square}}, steps,
+        kAdamW, true);
   EXPECT_NEAR(parameter[2][3].item<float>(), 0.9F, 1e-5F);
   at::Tensor wide = at::ones({8}, at::kDouble).requires_grad_(), its_mean = at::zeros({8}), its_square = at::zeros({8});
   adamw_(wide, at::ones({8}), its_mean, its_square, kAdamW, 1);
@@ -160,8 +188,8 @@ TEST(LazyTensors, AreReadAsWhatTheyMean) {
   adamw_(parameter, negative, mean, square, kAdamW, 1);
   EXPECT_NEAR(mean[0].item<float>(), -0.1F, 1e-6F);
   const std::vector<std::int64_t> steps = {1};
-  adam_({.parameters = parameter, .gradients = negative, .means = mean.zero_(), .squares = square.zero_()}, steps,
-        kAdamW, true);
+  adam_({.parameters = {parameter}, .gradients = {negative}, .means = {mean.zero_()}, .squares = {square.zero_()}},
+        steps, kAdamW, true);
   EXPECT_NEAR(mean[0].item<float>(), -0.1F, 1e-6F);
   const at::Tensor none = at::_efficientzerotensor({8}, at::kFloat);
   adamw_(parameter, none, mean.zero_(), square, kAdamW, 1);
@@ -183,6 +211,23 @@ TEST(CodecArguments, AFactoryMakesACodec) {
   for (const char* plan : {"test-null", "int4+down:test-null"}) {
     EXPECT_TRUE(has(refusal_of([&] { Plan::parse(plan); }), "the factory of the codec test-null has returned none"));
   }
+}
+
+TEST(CodecArguments, APlanAndALinearMapAreNoCodecs) {
+  for (const char* plan : {"auto", "auto:int8", "int4+ef", "topk:0.01+ef", "delta+int4", "int4;a=int8", "dgc:0.001"}) {
+    EXPECT_EQ(refusal_of([&] { make_codec(plan); }),
+              "[codec.make_codec] expected a codec, such as int8, got a plan, which Plan::parse() reads: " +
+                  std::string(plan));
+    EXPECT_FALSE(Plan::parse(plan).text().empty());
+  }
+  for (const char* map : {"powersgd:4", "sketch:0.1"}) {
+    EXPECT_EQ(refusal_of([&] { make_codec(map); }),
+              "[codec.make_codec] expected a codec, such as int8, got a linear map, which make_map() makes: " +
+                  std::string(map));
+    EXPECT_NE(make_map(CodecText::parse(map, map)), nullptr);
+  }
+  EXPECT_EQ(make_codec(std::string("topk:64/4096:sign"))->text(), "topk:64/4096:sign");
+  EXPECT_TRUE(has(refusal_of([] { make_codec("int9"); }), "'int9' is no plan: there is no codec of this name"));
 }
 
 /// A codec whose name in plans may be another than that of its text.
@@ -219,7 +264,7 @@ TEST(CodecArguments, WhatPlansRefuseConstructorsRefuse) {
 }
 
 TEST(CodecArguments, NoValuesArePackedAndUnpacked) {
-  const CodecPtr threshold = make_codec(CodecText::parse("threshold:3", "threshold:3"));
+  const CodecPtr threshold = make_codec("threshold:3");
   std::vector<std::uint8_t> payload(threshold->payload_bytes(0) + 64), packed(payload.size()), again(payload.size());
   threshold->encode(c10::kCPU, {nullptr}, {payload.data(), 0, {0, 0}}, nullptr);
   const std::uint64_t bytes = threshold->pack(payload.data(), 0, packed.data());

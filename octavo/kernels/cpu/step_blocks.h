@@ -8,8 +8,8 @@
 #include "octavo/kernels/step_operands.h"
 
 /// The loop of an optimizer's step over blocks of floats. A block is copied to a buffer in L1 where memory holds it in
-/// another format, or holds fewer elements than a block; otherwise it is used where it is. A copy of StepOperands for
-/// each block would cost much: what is written in parts and read as a whole waits until all of it has got into L1.
+/// another format, or holds fewer elements than a block; otherwise it is used where it is. StepOperands must not be
+/// copied per block: a wide load that spans several recent narrow stores waits until they have reached L1.
 namespace octavo::cpu::OCTAVO_ISA {
 
 /// Room for a block that is not float32 in memory.

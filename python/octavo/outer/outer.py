@@ -393,12 +393,12 @@ class Outer(StepsOfInner):
         """Restores what this rank saved, or a list of what the ranks of any world saved: in any order, but the same
         list on all ranks.
 
-        - With its own state, or with all states of a world of as many ranks, a rank goes on to the last digit.
-        - Otherwise what the ranks still owed is redistributed, and is removed from their parameters. A rank that goes
-          on by itself sends nothing: what it owed stays there, or, where the parameters are the anchor's, as after
-          ``synchronize``, all that the ranks owed is added to them.
-        - A rank beyond those that saved begins at the anchor, with the
-          state of one of their inner optimizers and the buffers of that rank.
+        - With its own state, or with all states of a world of as many ranks, a rank resumes with the same bits.
+        - Otherwise what the ranks still owed is redistributed, and is removed from their parameters. A lone rank sends
+          nothing, so it can owe nothing: its own debt stays in its parameters, as progress, or, where the parameters
+          are the anchor's, as after ``synchronize``, the debt of all ranks is added to them.
+        - A rank beyond those that saved begins at the anchor, with the state of one of their inner optimizers and the
+          buffers of that rank.
         - States may be missing, such as those of a host that was lost. What their ranks owed is then lost, too.
 
         Raises ValueError where a state does not fit, TypeError for what is none; nothing has changed then.

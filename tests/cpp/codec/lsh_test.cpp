@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "octavo/codec/registry.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -16,8 +17,6 @@ namespace octavo {
 namespace {
 
 constexpr auto kTile = static_cast<std::int64_t>(rules::kLshTile);
-
-CodecPtr lsh_codec(const std::string& text) { return make_codec(CodecText::parse(text, text)); }
 
 at::Tensor normal_values(std::int64_t count, std::uint64_t seed) {
   return at::randn({count}, at::make_generator<at::CPUGeneratorImpl>(seed));
@@ -61,7 +60,7 @@ struct LshTrip {
 };
 
 TEST(Lsh, OnlyTilesThatHaveChangedAreSent) {
-  const CodecPtr codec = lsh_codec("lsh:dense");
+  const CodecPtr codec = make_codec("lsh:dense");
   const std::int64_t count = 3 * kTile + 100;
   const at::Tensor estimate = normal_values(count, 1);
   at::Tensor values = estimate + 0.05 * normal_values(count, 2);
@@ -80,7 +79,7 @@ TEST(Lsh, OnlyTilesThatHaveChangedAreSent) {
 TEST(Lsh, WhereReceiversHaveNothingAllIsSent) {
   const at::Tensor values = normal_values(2 * kTile + 7, 1);
   for (const char* inner : {"int4", "topk:0.01", "bf16:lossless"}) {
-    const CodecPtr codec = lsh_codec("lsh:" + std::string(inner)), plain = lsh_codec(inner);
+    const CodecPtr codec = make_codec("lsh:" + std::string(inner)), plain = make_codec(inner);
     EXPECT_EQ(LshTrip(*codec, values, {}).reused, 0U);
     for (const std::int64_t first : {std::int64_t{0}, kTile, 2 * kTile}) {
       const at::Tensor tile = values.slice(0, first, std::min(first + kTile, values.numel())).clone();
@@ -94,7 +93,7 @@ TEST(Lsh, WhereReceiversHaveNothingAllIsSent) {
 TEST(Lsh, TheShareOfBitsIsAnAngle) {
   const at::Tensor estimate = normal_values(kTile, 1);
   for (const double bits : {0.1, 0.25, 0.4}) {
-    const CodecPtr codec = lsh_codec("lsh:" + std::to_string(bits) + ":dense");
+    const CodecPtr codec = make_codec("lsh:" + std::to_string(bits) + ":dense");
     for (std::uint64_t key = 0; key < 20; ++key) {
       EXPECT_GT(LshTrip(*codec, turned(estimate, 0.7 * M_PI * bits), estimate, key).reused, 0U) << bits;
       EXPECT_EQ(LshTrip(*codec, turned(estimate, 1.3 * M_PI * bits), estimate, key).reused, 0U) << bits;
@@ -103,7 +102,7 @@ TEST(Lsh, TheShareOfBitsIsAnAngle) {
 }
 
 TEST(Lsh, AnotherSizeIsAChangeThoughNoBitIs) {
-  const CodecPtr codec = lsh_codec("lsh:0.1:dense");
+  const CodecPtr codec = make_codec("lsh:0.1:dense");
   const at::Tensor estimate = normal_values(kTile, 1);
   EXPECT_GT(LshTrip(*codec, 1.1 * estimate, estimate).reused, 0U);
   EXPECT_EQ(LshTrip(*codec, 2 * estimate, estimate).reused, 0U);
@@ -111,7 +110,7 @@ TEST(Lsh, AnotherSizeIsAChangeThoughNoBitIs) {
 }
 
 TEST(Lsh, ASingleLargeValueIsAChangeThoughOneBitIs) {
-  const CodecPtr codec = lsh_codec("lsh:dense");
+  const CodecPtr codec = make_codec("lsh:dense");
   at::Tensor estimate = normal_values(kTile, 1), values = estimate.clone();
   estimate[33] = 1000;
   values[33] = -1000;
@@ -119,7 +118,7 @@ TEST(Lsh, ASingleLargeValueIsAChangeThoughOneBitIs) {
 }
 
 TEST(Lsh, ZerosAreReusedAndWhatIsNotFiniteIsSent) {
-  const CodecPtr codec = lsh_codec("lsh:int4");
+  const CodecPtr codec = make_codec("lsh:int4");
   const at::Tensor zeros = at::zeros({kTile}), estimate = normal_values(kTile, 1);
   EXPECT_GT(LshTrip(*codec, zeros, zeros).reused, 0U);
   EXPECT_EQ(LshTrip(*codec, zeros, estimate).reused, 0U);
@@ -134,7 +133,7 @@ TEST(Lsh, ZerosAreReusedAndWhatIsNotFiniteIsSent) {
 }
 
 TEST(Lsh, BytesDependNeitherOnPartsNorOnThreads) {
-  const CodecPtr codec = lsh_codec("lsh:0.2:int4");
+  const CodecPtr codec = make_codec("lsh:0.2:int4");
   const std::int64_t count = 9 * kTile + 1000;
   const at::Tensor estimate = normal_values(count, 1);
   at::Tensor difference = 0.1 * normal_values(count, 2);
@@ -162,7 +161,7 @@ TEST(Lsh, BytesDependNeitherOnPartsNorOnThreads) {
 }
 
 TEST(Lsh, DecodingAddsNothingWhereATileIsReused) {
-  const CodecPtr codec = lsh_codec("lsh:dense");
+  const CodecPtr codec = make_codec("lsh:dense");
   const at::Tensor estimate = normal_values(100, 1);
   LshTrip trip(*codec, estimate, estimate);
   at::Tensor out = normal_values(100, 4), before = out.clone();
@@ -173,7 +172,7 @@ TEST(Lsh, DecodingAddsNothingWhereATileIsReused) {
 
 /// The format is that of docs/formats.md.
 TEST(Lsh, TheBytes) {
-  const CodecPtr codec = lsh_codec("lsh:dense");
+  const CodecPtr codec = make_codec("lsh:dense");
   const at::Tensor values = at::tensor({1.5F, -2.0F});
   LshTrip sent(*codec, values, {}), reused(*codec, values, values);
   EXPECT_EQ(sent.bytes, 12U);
@@ -183,7 +182,7 @@ TEST(Lsh, TheBytes) {
 }
 
 TEST(Lsh, BytesThatNobodyPackedAreRefused) {
-  const CodecPtr codec = lsh_codec("lsh:int4");
+  const CodecPtr codec = make_codec("lsh:int4");
   const auto count = static_cast<std::uint64_t>(kTile + 64);
   LshTrip trip(*codec, normal_values(kTile + 64, 1), {});
   const auto* const begin = LshTrip::bytes_of(trip.packed);
@@ -208,10 +207,10 @@ TEST(Lsh, TextsThatMakeNone) {
   for (const char* text : {"lsh", "lsh:", "lsh:0.2", "lsh:0:int4", "lsh:0.6:int4", "lsh:-0.1:int4", "lsh:nan:int4",
                            "lsh:0.2:", "lsh:0.2:0.2:int4", "lsh:sign-vote", "lsh:lsh:int4", "lsh:powersgd:4",
                            "lsh:randomk:0.1:unbiased", "lsh:int4:7"}) {
-    EXPECT_THROW(lsh_codec(text), Error) << text;
+    EXPECT_THROW(make_codec(text), Error) << text;
   }
-  EXPECT_EQ(lsh_codec("lsh:0.100:int4:128")->text(), "lsh:int4:128");
-  EXPECT_EQ(lsh_codec("lsh:0.20:topk:0.01:sign")->text(), "lsh:0.2:topk:0.01:sign");
+  EXPECT_EQ(make_codec("lsh:0.100:int4:128")->text(), "lsh:int4:128");
+  EXPECT_EQ(make_codec("lsh:0.20:topk:0.01:sign")->text(), "lsh:0.2:topk:0.01:sign");
 }
 
 }  // namespace

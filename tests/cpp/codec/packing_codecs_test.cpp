@@ -14,8 +14,6 @@ namespace octavo {
 
 namespace {
 
-CodecPtr packing_codec(const char* text) { return make_codec(CodecText::parse(text, text)); }
-
 struct Trip {
   at::Tensor decoded;
   std::uint64_t bytes;  // the number of bytes that are sent
@@ -46,7 +44,7 @@ at::Tensor heavy_tailed(std::int64_t count) {
 
 TEST(Lossless, DecodesToWhatThePlainCodecDoes) {
   for (const char* name : {"bf16", "fp16"}) {
-    const CodecPtr plain = packing_codec(name), packing = packing_codec((std::string(name) + ":lossless").c_str());
+    const CodecPtr plain = make_codec(name), packing = make_codec(std::string(name) + ":lossless");
     for (const std::int64_t count : {0, 1, 1023, 1024, 1025, 100001}) {
       at::Tensor values = heavy_tailed(count);
       if (count > 10) {
@@ -68,7 +66,7 @@ TEST(Threshold, SendsWhatIsAboveTheFactorTimesTheRootOfTheMeanSquare) {
   const at::Tensor values = heavy_tailed(50000);
   const double rms = std::sqrt(values.to(at::kDouble).square().mean().item<double>());
   for (const auto& [factor, text] : {std::pair(1.0, "threshold:1"), {2.0, "threshold:2"}, {3.5, "threshold:3.5"}}) {
-    const CodecPtr codec = packing_codec(text);
+    const CodecPtr codec = make_codec(text);
     const at::Tensor expected = at::where(values.abs() > factor * rms, values, at::zeros({}));
     const Trip trip = through(*codec, values);
     EXPECT_TRUE(at::equal(trip.decoded, expected)) << factor;
@@ -80,7 +78,7 @@ TEST(Threshold, SendsWhatIsAboveTheFactorTimesTheRootOfTheMeanSquare) {
 
 /// Without feedback this is Chebyshev's inequality. With feedback the threshold ignores what is fed back.
 TEST(Threshold, AtMostOneOfTheFactorsSquareIsSentTheLargestFirst) {
-  const CodecPtr codec = packing_codec("threshold:4");
+  const CodecPtr codec = make_codec("threshold:4");
   at::Tensor gradient = at::full({16000}, 1e-3), residual = at::full({16000}, 1, at::kBFloat16);
   residual.slice(0, 0, 500).fill_(2);
   std::vector<std::uint32_t> payload(codec->payload_bytes(16000) / 4 + 1), packed(payload.size());
@@ -97,7 +95,7 @@ TEST(Threshold, AtMostOneOfTheFactorsSquareIsSentTheLargestFirst) {
 }
 
 TEST(Threshold, AConstantTensorAndOneOfZerosSendOneValue) {
-  const CodecPtr codec = packing_codec("threshold:1.5");
+  const CodecPtr codec = make_codec("threshold:1.5");
   for (const double value : {0.0, 1.0, 1e-30}) {
     const Trip trip = through(*codec, at::full({10000}, value, at::kFloat));
     EXPECT_LE(trip.decoded.count_nonzero().item<std::int64_t>(), value == 1e-30 ? 4445 : 1);
@@ -106,7 +104,7 @@ TEST(Threshold, AConstantTensorAndOneOfZerosSendOneValue) {
 }
 
 TEST(Threshold, WhatIsNotFiniteIsSent) {
-  const CodecPtr codec = packing_codec("threshold:3");
+  const CodecPtr codec = make_codec("threshold:3");
   for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
     at::Tensor values = heavy_tailed(10000);
     values[777].fill_(bad);
@@ -121,7 +119,7 @@ TEST(Threshold, WhatIsNotFiniteIsSent) {
 TEST(Lossless, NoNumberOfValuesNeedsMoreThanTheBound) {
   std::mt19937 random(3);
   for (const char* text : {"bf16:lossless", "fp16:lossless"}) {
-    const CodecPtr codec = packing_codec(text);
+    const CodecPtr codec = make_codec(text);
     for (std::int64_t count = 1; count <= 200; ++count) {
       for (const double spread : {1.0, 1e3, 1e6}) {  // exponents that differ need the most bytes
         at::Tensor values = at::empty({count});
@@ -139,7 +137,7 @@ TEST(Lossless, NoNumberOfValuesNeedsMoreThanTheBound) {
 TEST(Threshold, NoNumberOfValuesNeedsMoreThanTheBound) {
   for (const std::int64_t count : {1, 31, 64, 1000, 4097}) {
     for (const char* text : {"threshold:1", "threshold:2:sign", "threshold:1.3:int4"}) {
-      const CodecPtr codec = packing_codec(text);
+      const CodecPtr codec = make_codec(text);
       for (std::int64_t large = 0; large <= count; large += 1 + count / 200) {
         at::Tensor values = at::full({count}, 1e-3);
         values.slice(0, 0, large).fill_(1);
@@ -181,7 +179,7 @@ class PackingFuzz : public ::testing::TestWithParam<const char*> {};
 /// Bytes that no codec packed are either refused or become a payload that can be decoded.
 TEST_P(PackingFuzz, AnyBytesAreRefusedOrDecoded) {
   const std::string text = GetParam();
-  const CodecPtr codec = packing_codec(text.c_str());
+  const CodecPtr codec = make_codec(text);
   const bool begins_with_a_word = text[0] == 't' || text[0] == 'l';
   const std::uint64_t most = text[0] == 'l' ? 36000 : 12000;  // several tiles in some rounds
   std::mt19937 random(8);
@@ -213,10 +211,10 @@ INSTANTIATE_TEST_SUITE_P(All, PackingFuzz,
 TEST(PackingCodecs, TextsThatMakeNone) {
   for (const char* text : {"threshold", "threshold:0.5", "threshold:nan", "threshold:3:sign-vote",
                            "threshold:3:dense:1", "int8:lossless", "bf16:lossless:2", "bf16:loss"}) {
-    EXPECT_THROW(packing_codec(text), Error) << text;
+    EXPECT_THROW(make_codec(text), Error) << text;
   }
-  EXPECT_EQ(packing_codec("threshold:3.50:int4")->text(), "threshold:3.5:int4");
-  EXPECT_EQ(packing_codec("fp16:lossless")->text(), "fp16:lossless");
+  EXPECT_EQ(make_codec("threshold:3.50:int4")->text(), "threshold:3.5:int4");
+  EXPECT_EQ(make_codec("fp16:lossless")->text(), "fp16:lossless");
 }
 
 }  // namespace

@@ -292,7 +292,8 @@ TEST(PlanRefusals, Auto) {
 
 TEST(PlanRefusals, Down) {
   expect_no_plan("there is no codec of this name", {"int4+down:", "int4+down:1bit"});
-  expect_no_plan("in the place of auto there must be a codec, such as int8", {"int4+down:auto", "auto;a=int4+down:auto"});
+  expect_no_plan("in the place of auto there must be a codec, such as int8",
+                 {"int4+down:auto", "auto;a=int4+down:auto"});
   expect_no_plan("in the place of dgc there must be a codec, such as int8", {"int4+down:dgc:0.01", "delta+dgc:0.01"});
   expect_no_plan("after the codec there may be +down:CODEC", {"int4+down"});
   expect_no_plan("it has two codecs for the way down", {"int4+down:int8+down:fp8"});

@@ -33,9 +33,9 @@ TEST(DeepSpeedFacts, ShardsMayBePadded) {
     engine.register_graph_z3(kOnlyGraph, {0});
     const at::Tensor gathered = engine.wait_allgather(engine.allgather_param(kOnlyGraph, 0), kOnlyGraph, 0);
     EXPECT_TRUE(at::equal(gathered, whole.view({7, 1})));
-    engine.release_param(kOnlyGraph, 0, 1);
     engine.start_backward(true);
     engine.reduce_grad(gathered, kOnlyGraph, 0);
+    engine.release_param(kOnlyGraph, 0, 1);
     engine.end_backward(kOnlyGraph);
     EXPECT_TRUE(at::equal(gradient.narrow(0, 0, count), whole.narrow(0, 3 * rank, count)));
     EXPECT_TRUE(gradient.narrow(0, count, 3 - count).eq(0).all().item<bool>());

@@ -146,7 +146,7 @@ TEST(EnginePass, AGraphThatTheLastPassOfAStepLeavesOutIsNamed) {
     own.engine.end_backward(1);
     EXPECT_NE(refusal_of([&] {
                 own.engine.start_backward(true);
-              }).find("the step before lacks the gradients of parameter 1, parameter 2, which wait in stage 1"),
+              }).find("the last step is missing the gradients of parameter 1, parameter 2. In stage 1 they"),
               std::string::npos);
     own.engine.drop_gradients();
     for (auto* const one : {&own, &whole}) one->backward(gradients_of_pass(rank, 1), true);

@@ -161,6 +161,88 @@ TEST(EngineTest, ValuesThatAreLoadedTakeThePlaceOfPersistentOnes) {
   });
 }
 
+TEST(EngineTest, AnErrorNamesTheGraphTheParameterAndTheRank) {
+  run_ranks(2, [](const BackendPtr& backend, int rank) {
+    Model model(backend, 3);
+    dc::Engine& engine = *model.engine;
+    const std::string on_rank = "rank " + std::to_string(rank) + ")";
+    const auto expect = [&](const std::string& place, const auto& call) {
+      const std::string said = refusal_of(call);
+      EXPECT_NE(said.find(" (" + place + on_rank), std::string::npos) << said;
+    };
+    expect("graph 0, parameter 77, ", [&] { engine.allgather_param(0, 77); });
+    expect("graph 55, parameter 0, ", [&] { engine.allgather_param(55, 0); });
+    expect("graph 0, parameter 0, parameter 1, ", [&] { engine.prefetch_params_fused(0, {0, 1}, {at::kFloat}); });
+    expect("graph 0, parameter 1, ", [&] { engine.release_param(0, 1, 1); });
+    expect("graph 0, parameter 0, ", [&] { engine.reduce_grad(at::ones({3}), 0, 0); });
+    expect("graph 1, parameter 3, ", [&] { engine.take_grad(at::ones({3}), 1, 3); });
+    expect("graph 0, parameter 0, ", [&] { engine.reduce_grads({at::ones({3})}, 0, {0}); });
+    expect("graph 55, ", [&] { engine.end_backward(55); });
+    expect("graph 0, value 4, ", [&] { engine.reload_tensor(at::ones({3}), 0, 4); });
+    expect("graph 9, ", [&] { engine.register_graph_z3(9, {50}); });
+    expect("parameter 99, ", [&] { engine.set_persistent(99); });
+  });
+}
+
+TEST(EngineTest, AShardIsWhatARankOwnsAndNotTheWhole) {
+  run_ranks(2, [](const BackendPtr& backend, int rank) {
+    const auto group = c10::make_intrusive<c10d::ProcessGroup>(rank, 2);
+    dc::Engine engine(group, backend, 100);
+    const auto add = [&](std::int64_t count) {
+      engine.register_z3_param(0, {7}, at::ones({count}), at::zeros({4}), false);
+    };
+    for (const std::int64_t count : {2, 5, 7}) {
+      EXPECT_NE(refusal_of([&] { add(count); }).find("or padded to 4, got " + std::to_string(count)),
+                std::string::npos);
+    }
+    add(4);  // rank 1 owns 3
+  });
+}
+
+TEST(EngineTest, AGradientBeforeTheFirstBackwardPassIsRefused) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    Model model(backend, 2);
+    EXPECT_NE(refusal_of([&] { model.engine->reduce_grad(first_values(3), 1, 3); }).find("first start_backward()"),
+              std::string::npos);
+    EXPECT_NE(refusal_of([&] { model.engine->take_grad(first_values(3), 1, 3); }).find("first start_backward()"),
+              std::string::npos);
+    model.step(1);
+  });
+}
+
+/// The transpose has as many elements, and would be reduced as if it lay in rows.
+TEST(EngineTest, AGradientOfAnotherShapeIsRefused) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    for (const int stage : {1, 2, 3}) {
+      Model model(backend, stage);
+      model.engine->start_backward(true);
+      const at::Tensor turned = first_values(3).t().contiguous();
+      EXPECT_NE(refusal_of([&] { model.engine->reduce_grad(turned, 1, 3); }).find("of shape [40, 3], or flat, on cpu"),
+                std::string::npos);
+      model.engine->reduce_grad(first_values(3).view(-1), 1, 3);
+      model.engine->end_backward(1);
+      EXPECT_TRUE(at::allclose(model.buffers[3], model.parts[3].view(-1)));
+    }
+  });
+}
+
+TEST(EngineTest, AGatherThatIsNotWaitedForIsFoundInAForwardPass) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    Model model(backend, 3);
+    dc::Engine& engine = *model.engine;
+    engine.start_forward();
+    engine.allgather_params_fused(0, {0, 1});
+    EXPECT_NE(refusal_of([&] { engine.end_forward(); }).find("parameter 0, parameter 1 was not waited for"),
+              std::string::npos);
+    engine.end_forward();  // it was said once
+    const std::vector<at::Tensor> gathered = engine.allgather_params_fused(0, {1});
+    EXPECT_NE(refusal_of([&] { engine.start_forward(); }).find("parameter 1 was not waited for"), std::string::npos);
+    engine.start_forward();
+    engine.wait_params(engine.allgather_params_fused(0, {1}), 0, {1});
+    engine.end_forward();
+  });
+}
+
 TEST(EngineTest, ARefusedGraphOrParameterChangesNothing) {
   run_ranks(2, [](const BackendPtr& backend, int rank) {
     dc::EngineOptions options;

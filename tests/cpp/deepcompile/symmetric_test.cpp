@@ -62,6 +62,21 @@ TEST(EngineSymmetricMemory, TheWorkspaceIsThatOfTheLargestShard) {
   });
 }
 
+TEST(EngineSymmetricMemory, TheFirstForwardPassMakesItForAProgramThatWantsIt) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    for (const bool wants : {false, true}) {
+      const auto engine = engine_of(backend, std::nullopt);
+      if (wants) engine->use_symm_mem = true;
+      engine->register_graph_z3(0, {0, 1});
+      engine->start_forward();
+      EXPECT_EQ(static_cast<bool>(engine->symm_mem), wants);
+      auto* const made = engine->symm_mem.get();
+      engine->start_forward();
+      EXPECT_EQ(engine->symm_mem.get(), made);
+    }
+  });
+}
+
 TEST(EngineSymmetricMemory, OneRankHasAWorkspaceOfItsOwn) {
   run_ranks(1, [](const BackendPtr& backend, int) {
     const auto engine = engine_of(backend, std::nullopt);

@@ -235,7 +235,7 @@ TEST(Z3ExecutorTest, CodesGiveAllRanksTheSameBits) {
   constexpr int kWorld = 3;
   std::vector<at::Tensor> got(kWorld);
   run_ranks(kWorld, [&](const BackendPtr& backend, int rank) {
-    Z3Rank own(backend, make_codec(CodecText::parse("int8", "int8")));
+    Z3Rank own(backend, make_codec("int8"));
     const std::uint64_t before = own.gather->sent_bytes();
     got[static_cast<std::size_t>(rank)] = own.gathered(3).clone();
     EXPECT_LT(own.gather->sent_bytes() - before, 64U * 64 / kWorld * 11 / 10 * (kWorld - 1));
@@ -246,7 +246,7 @@ TEST(Z3ExecutorTest, CodesGiveAllRanksTheSameBits) {
   EXPECT_TRUE(at::allclose(got[0], whole_of(3), 0, 0.01));
   run_ranks(1, [](const BackendPtr& backend, int) {
     for (const std::string text : {"topk:0.01", "int4:stochastic"}) {
-      Z3Rank own(backend, make_codec(CodecText::parse(text, text)));
+      Z3Rank own(backend, make_codec(text));
       EXPECT_NE(refusal_of([&] { own.gathered(0); }).find("such as bf16, int8 or fp8, not by " + text),
                 std::string::npos);
     }
@@ -273,6 +273,35 @@ TEST(Z3ExecutorTest, AMissingWaitAUseAfterReleaseAndAStrangerAreNamed) {
     }
     EXPECT_TRUE(at::equal(own.gathered(3), whole_of(3)));
     own.graph->releaseParam(3, 1);
+  });
+}
+
+TEST(Z3ExecutorTest, ReleasedMemoryIsFreedAndWhoReadsItIsTold) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    Z3Rank own(backend);
+    const at::Tensor whole = own.gathered(3), view = whole.t();
+    own.graph->releaseParam(3, 1);
+    EXPECT_EQ(whole.storage().nbytes(), 0U);
+    for (const at::Tensor& read : {whole, view}) {
+      try {
+        read.sum();
+        ADD_FAILURE() << "released values were read";
+      } catch (const c10::Error& error) {
+        EXPECT_NE(error.msg().find("parameter 3 was released"), std::string::npos) << error.msg();
+      }
+    }
+    EXPECT_TRUE(at::equal(own.gathered(3), whole_of(3)));
+  });
+}
+
+TEST(Z3ExecutorTest, MemoryThatAProgramHasGivenIsItsOwnAfterTheRelease) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    Z3Rank own(backend);
+    const at::Tensor given = at::empty(kWholeShapes[3]);
+    own.registry->registerGatheredParam(3, given);
+    EXPECT_TRUE(own.gathered(3).is_alias_of(given));
+    own.graph->releaseParam(3, 1);
+    EXPECT_TRUE(at::equal(given, whole_of(3)));
   });
 }
 

@@ -76,4 +76,4 @@ def forget_zero_grad(rank: int, was_frozen: bool) -> str | None:
 @pytest.mark.parametrize("was_frozen", [False, True])
 def test_no_gradient_is_added_to_the_momentum_of_a_part_that_was_frozen(two_ranks, was_frozen):
     for said in two_ranks.run(forget_zero_grad, was_frozen):
-        assert said and said.startswith("[handle.momentum] .grad of 1.")
+        assert said and said.startswith("[handle.backward] .grad of 1.")

@@ -62,6 +62,7 @@ def test_the_examples_build_with_the_folder_that_the_command_line_names_and_run(
     configure(EXAMPLES, tmp_path, package)
     run("cmake", "--build", tmp_path)
     assert "4000 bytes became 125\nevery sign came back" in run(tmp_path / "pack_signs")
+    assert "step 20: the loaded run is equal" in run(tmp_path / "adamw_8bit")
     assert "4000 bytes became 516\n" in run(tmp_path / "encode_int4")
     assert "reference: 4000 bytes" in run(tmp_path / "encode_int4", OCTAVO_BACKEND="reference")
     assert "expected OCTAVO_ISA to be one of" in run(tmp_path / "encode_int4", ok=False, OCTAVO_ISA="mmx")
@@ -90,7 +91,6 @@ def test_every_installed_header_compiles_alone(tmp_path):
     include, torchs = PREFIX / "include", Path(torch.__file__).parent / "include"
     needs_sycl = "octavo/sycl.h"  # compiled by test_build.py
     texts = {str(path.relative_to(include)): path.read_text() for path in include.rglob("*.h")}
-    del texts[needs_sycl]
     assert "octavo/packbits.h" in texts and "octavo/rules/sign_bits.h" in texts
     compiler = [os.environ.get("CXX", "c++"), "-std=c++20", "-isystem", include]
     on_torch = [*compiler, "-isystem", torchs, "-isystem", torchs / "torch/csrc/api/include"]
@@ -104,6 +104,11 @@ def test_every_installed_header_compiles_alone(tmp_path):
         """Returns the headers of ours that a header includes, directly or by others."""
         direct = re.findall(r'^#include "(octavo/.+)"', texts.get(header, ""), re.MULTILINE)
         return set(direct).union(*map(closure, direct))
+
+    for header in {name for name in texts if name.count("/") == 1} - {"octavo/export.h"}:
+        assert "octavo/kernels/error.h" in closure(header), f"{header} does not declare octavo::Error"
+    assert "octavo/codec/registry.h" in closure("octavo/deepcompile.h")  # makes EngineOptions::gather_codec
+    del texts[needs_sycl]
 
     def beginning(header: str) -> list[str | Path]:
         """Returns how the compiler begins for a header."""
@@ -121,7 +126,12 @@ def test_every_installed_header_compiles_alone(tmp_path):
             assert re.search(r'#include ("octavo/|<ATen/)', text), f"{header} uses ATen and does not include it"
         groups.setdefault(tuple(beginning(header)), []).append(header)
 
-    commands = []
+    own_dc, core = tmp_path / "own_dc.cpp", tmp_path / "core.cpp"
+    own_dc.write_text(
+        "#define OCTAVO_NO_DC\n#include <octavo/octavo.h>\nnamespace dc { octavo::dc::EngineOptions mine; }\n"
+    )
+    core.write_text("#include <octavo/managed.h>\nstatic_assert(sizeof(octavo::Error) > 0);\n")
+    commands = [[*on_torch, "-include", aten, "-fsyntax-only", own_dc], [*compiler, "-fsyntax-only", core]]
     for begin, headers in groups.items():
         for chain in chains_of(headers, closure):
             unit = tmp_path / f"unit-{len(commands)}.cpp"

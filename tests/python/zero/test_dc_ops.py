@@ -200,7 +200,7 @@ def two_engines(rank: int) -> None:
         mine.engine.register_graph_z3(other.graph, IDS)
     graph = other.graph
     del other
-    with pytest.raises(ValueError, match=rf"the engine of graph {graph}, on rank {rank}, was deleted.+parameter 3"):
+    with pytest.raises(ValueError, match=rf"the engine of graph {graph}, on rank {rank}, was deleted"):
         dc.reduce_grads([torch.ones(1)], torch.zeros(1), graph, [3])
 
 
@@ -210,19 +210,20 @@ def test_engines_do_not_see_each_other(two_ranks):
 
 def refusals(rank: int) -> None:
     mine, token = Rank(rank), torch.zeros(1)
-    known = rf"\(graph {mine.graph}, \w+ \S+, rank {rank}\)"
+    known = rf"\(graph {mine.graph}, (p\d|value 4), rank {rank}\)"
     with pytest.raises(
         ValueError,
         match=rf"parameter 9 does not belong to this graph.+\(graph {mine.graph}, parameter 9, rank {rank}\)",
     ):
         dc.allgather_params_fused([torch.ones(1)], mine.graph, [9])
-    with pytest.raises(ValueError, match=r"no engine of this process has graph 5.+parameter 0"):
+    with pytest.raises(ValueError, match=r"no engine of this process has graph 5"):
         dc.wait_params([torch.ones(1)], 5, [0])
     with pytest.raises(ValueError, match=f"parameter 0 was not gathered.+{known}"):
         dc.wait_params([torch.ones(33, 10)], mine.graph, [0])
     with pytest.raises(ValueError, match="expected a dtype for each of 2 parameters, or none, got 1"):
         dc.allgather_params_fused(mine.anchors([0, 1]), mine.graph, [0, 1], [torch.float32])
-    with pytest.raises(ValueError, match=f"the gradient of parameter 1 as 7 floats.+{known}"):
+    mine.engine.start_backward(True)
+    with pytest.raises(ValueError, match=f"the gradient of parameter 1 as floats of shape \\[7\\].+{known}"):
         dc.reduce_grads([torch.ones(6)], token, mine.graph, [1])
     with pytest.raises(ValueError, match=f"value 4 was not sent to the host.+{known}"):
         dc.reload_tensor(token, mine.graph, 4)
@@ -287,3 +288,25 @@ def compiled(rank: int, backend: str) -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_no_pass_drops_or_reorders_them(two_ranks: Any, backend: str) -> None:
     two_ranks.run(compiled, backend, timeout_s=200)
+
+
+def deepspeeds_compiled(rank: int, backend: str) -> None:
+    mine = Rank(rank)
+
+    def backward(anchor: Tensor, gradient: Tensor) -> Tensor:
+        dc.prefetch_params_fused(mine.graph, [anchor], [3])
+        reduced = dc.reduce_grad(gradient * 2, mine.graph, 3)
+        dc.end_backward([reduced], mine.graph, True)
+        return gradient + 1
+
+    sent = mine.engine.sent_bytes()
+    mine.engine.start_backward(True)
+    torch.compile(backward, backend=backend, fullgraph=True)(torch.empty(SHAPES[3]), whole_of(3))
+    assert mine.engine.reduced_params() == [3]
+    assert torch.equal(mine.gradients[3], mine.own(3, whole_of(3) * 2))
+    assert mine.engine.sent_bytes() - sent > 2 * 4 * 64 * 64 / 2  # a gradient and a parameter, of which each has a half
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_no_pass_drops_deepspeeds_operators(two_ranks: Any, backend: str) -> None:
+    two_ranks.run(deepspeeds_compiled, backend, timeout_s=200)
