@@ -55,6 +55,7 @@ add_library(octavo SHARED
   optim/step_memory.cpp
   optim/step_tensors.cpp
   optim/zero_one_adam.cpp
+  comm/parameter_plan.cpp
   comm/plan.cpp
   comm/auto_choice.cpp
   comm/auto_plan.cpp

@@ -17,7 +17,7 @@ namespace octavo {
 namespace {
 
 const Codec& codec_of(const Plan& plan) {
-  if (!plan.map) return *plan.codec;
+  if (!plan.general.map) return *plan.general.codec;
   fail(ErrorCode::unsupported, "codec.codec_of", "the plan ", plan.text(),
        " maps whole tensors, by their shape, in several rounds: it has no payload; octavo.all_reduce runs it");
 }
@@ -32,7 +32,7 @@ no rule fits; of() returns the plan of a parameter.)doc";
 /// Returns the plan of a parameter as one without rules.
 Plan plan_of(const Plan& plan, const std::string& parameter) {
   Plan own;
-  static_cast<ParameterPlan&>(own) = plan.of(parameter);
+  own.general = plan.of(parameter);
   return own;
 }
 
@@ -49,21 +49,24 @@ void bind_plan(py::module_& m) {
       .def(py::pickle([](const Plan& plan) { return plan.text(); },
                       [](const std::string& text) { return Plan::parse(text); }))
       .def_property_readonly(
-          "codec", [](const Plan& plan) { return plan.map ? plan.map->text() : plan.codec->text(); },
+          "codec",
+          [](const Plan& plan) { return plan.general.map ? plan.general.map->text() : plan.general.codec->text(); },
           "The codec, without feedback: what ranks send to the owners of a range, and owners to all.")
       .def_property_readonly(
           "down",
-          [](const Plan& plan) { return plan.down ? std::optional(plan.down->text()) : std::optional<std::string>(); },
+          [](const Plan& plan) {
+            return plan.general.down ? std::optional(plan.general.down->text()) : std::optional<std::string>();
+          },
           "The codec of what owners send to all, where it is another one (+down); otherwise None.")
       .def_property_readonly(
           "rules", &rules_of,
           "A list of (pattern, plan): the parameters whose names a pattern fits are sent by that plan.")
       .def("of", &plan_of, py::arg("parameter"), "Returns the plan of the parameter of this name.")
       .def_property_readonly(
-          "warmup_steps", [](const Plan& plan) { return plan.warm_up ? plan.warm_up->steps : 0; },
+          "warmup_steps", [](const Plan& plan) { return plan.general.warm_up ? plan.general.warm_up->steps : 0; },
           "The first steps of a run, in which more is sent (+warmup); 0 where there are none.")
       .def_property_readonly(
-          "error_feedback", [](const Plan& plan) { return plan.feedback != nullptr; },
+          "error_feedback", [](const Plan& plan) { return plan.general.feedback != nullptr; },
           "Whether what a message leaves out is added to a later one.")
       .def_property_readonly(
           "momentum", [](const Plan& plan) { return plan.momentum(); },
@@ -78,10 +81,10 @@ void bind_plan(py::module_& m) {
       .def_property_readonly("votes", &Plan::votes,
                              "Whether a parameter's sums keep only signs (sign-vote), for optimizers of signs.")
       .def_property_readonly(
-          "leaves_unsent", [](const Plan& plan) { return plan.codec->traits().leaves_unsent; },
+          "leaves_unsent", [](const Plan& plan) { return plan.general.codec->traits().leaves_unsent; },
           "Whether most values are not sent in a step (topk, threshold, randomk).")
       .def_property_readonly(
-          "is_auto", [](const Plan& plan) { return plan.choices != nullptr; },
+          "is_auto", [](const Plan& plan) { return plan.general.choices != nullptr; },
           "Whether a codec is chosen for each bucket by measurement.")
       .def("for_momentum", &Plan::for_momentum,
            "Returns the plan for averaging momenta under a frozen variance: signs then have one scale per tensor.")

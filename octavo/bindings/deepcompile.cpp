@@ -27,13 +27,13 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
 /// Returns the codec of a plan that is a codec and nothing else; null where values are sent as they are.
 CodecPtr codec_of_gather(const Plan& plan) {
-  if (plan.dense() && plan.rules.empty()) return nullptr;
-  if (plan.text() != plan.codec->text()) {
+  if (plan.dense()) return nullptr;
+  if (plan.text() != plan.general.codec->text()) {
     fail(ErrorCode::invalid_argument, "zero.initialize", "parameters are gathered only by a codec, such as int8, bf16 ",
          "or fp8, the same for all of them, got ", plan.text());
   }
-  GatherShards::require_fit(*plan.codec);
-  return plan.codec;
+  GatherShards::require_fit(*plan.general.codec);
+  return plan.general.codec;
 }
 
 /// Makes an engine on a connection of its own, whose ranks are those of the engine. `gather` is a plan whose codec

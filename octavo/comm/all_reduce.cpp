@@ -19,9 +19,8 @@ namespace {
 
 constexpr std::uint64_t kOnlyStep = 1;
 
-void require_reducible(const at::Tensor& tensor, const Plan& plan, ReduceOp op) {
-  if (!tensor.defined())
-    fail(ErrorCode::invalid_argument, "comm.all_reduce", "expected a tensor, got an undefined one");
+/// Throws Error invalid_argument for a plan of which a single call cannot make anything.
+void require_single(const ParameterPlan& plan, ReduceOp op) {
   if (plan.choices) {
     fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),
          " measures over many steps, and a single call has none: name the plan, such as ",
@@ -46,10 +45,16 @@ void require_reducible(const at::Tensor& tensor, const Plan& plan, ReduceOp op) 
          " averages over the ranks that sent a value, and a sum is no average: ask for the average, or use the plan ",
          "without +hits");
   }
+}
+
+void require_reducible(const at::Tensor& tensor, const Plan& plan, ReduceOp op) {
+  if (!tensor.defined())
+    fail(ErrorCode::invalid_argument, "comm.all_reduce", "expected a tensor, got an undefined one");
   if (!plan.rules.empty()) {
     fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),
          " has rules for parameters, and a single call has none: use the plan of this tensor");
   }
+  require_single(plan.general, op);
   if (tensor.layout() != at::kStrided) {
     fail(ErrorCode::unsupported, "comm.all_reduce", "expected a dense tensor, got ", tensor.layout());
   }
@@ -63,7 +68,7 @@ void require_reducible(const at::Tensor& tensor, const Plan& plan, ReduceOp op) 
   }
 }
 
-Mapping mapping(const Plan& plan, const at::Tensor& tensor) {
+Mapping mapping(const ParameterPlan& plan, const at::Tensor& tensor) {
   const auto count = static_cast<std::uint64_t>(tensor.numel());
   const std::uint64_t rows = rows_of(tensor.sizes());
   const Matrix shape = {rows, count / rows};
@@ -72,7 +77,7 @@ Mapping mapping(const Plan& plan, const at::Tensor& tensor) {
 }
 
 /// Returns the key from which all ranks draw alike.
-std::uint64_t key_of(const Plan& plan, std::uint64_t call, std::uint64_t seed) {
+std::uint64_t key_of(const ParameterPlan& plan, std::uint64_t call, std::uint64_t seed) {
   std::uint64_t key = rules::derive_key(call, plan.map ? plan.map->fingerprint() : plan.codec->fingerprint());
   if (plan.down) key = rules::derive_key(key, plan.down->fingerprint());
   if (plan.over_hits) key = rules::derive_key(key, 1);
@@ -81,13 +86,13 @@ std::uint64_t key_of(const Plan& plan, std::uint64_t call, std::uint64_t seed) {
 
 /// Whether the back end sums up the values in their own dtype. None knows floats of 8 bits, which are sent in float32.
 /// So are those of float16 for an average: their sum may be too large where the average is not.
-bool is_summed_as_it_is(const Plan& plan, const at::Tensor& tensor, ReduceOp op) {
+bool is_summed_as_it_is(const ParameterPlan& plan, const at::Tensor& tensor, ReduceOp op) {
   const bool may_overflow = op == ReduceOp::average && tensor.scalar_type() == at::kHalf;
   return plan.dense() && tensor.element_size() > 1 && !may_overflow;
 }
 
 /// Returns a digest of all that the ranks must agree on. It has the dtype in it where values are sent in their dtype.
-std::uint64_t digest_of(std::uint64_t key, const Plan& plan, const at::Tensor& tensor, ReduceOp op) {
+std::uint64_t digest_of(std::uint64_t key, const ParameterPlan& plan, const at::Tensor& tensor, ReduceOp op) {
   std::uint64_t digest = rules::derive_key(key, static_cast<std::uint64_t>(op));
   if (is_summed_as_it_is(plan, tensor, op)) {
     digest = rules::derive_key(digest, static_cast<std::uint64_t>(tensor.scalar_type()));
@@ -98,9 +103,10 @@ std::uint64_t digest_of(std::uint64_t key, const Plan& plan, const at::Tensor& t
 
 }  // namespace
 
-void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::Backend> backend, ReduceOp op,
+void all_reduce(at::Tensor& result, const Plan& of_model, c10::intrusive_ptr<c10d::Backend> backend, ReduceOp op,
                 std::chrono::milliseconds timeout, std::uint64_t call, std::uint64_t seed) {
-  require_reducible(result, plan, op);
+  require_reducible(result, of_model, op);
+  const ParameterPlan& plan = of_model.general;
   const at::NoGradGuard not_differentiated;
   const at::Tensor tensor = where_kernels_run(result);
   Wire wire(std::move(backend), timeout);

@@ -37,11 +37,17 @@ inline constexpr const char* kCompressorWhere = "comm.compressor";  // the place
 /// steps, when no job is under way.
 class OCTAVO_API Compressor {
  public:
+  /// All ranks give the same plan, seed and parameters. A C++ program that is not sure of it calls
+  /// require_same_on_all_ranks(): buckets of `dense`, which have no headers, of other sizes end a process over Gloo.
   /// Throws Error invalid_argument where a rule of the plan fits no parameter, two parameters have one name, or the
   /// plan does not fit the ranks, and what StateMemory throws.
   Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters,
              CompressorOptions options = {});
   ~Compressor();
+
+  /// Throws Error communication, on all ranks, where ranks differ in their plan, seed or parameters. All ranks must
+  /// call it, before the first step.
+  void require_same_on_all_ranks();
 
   /// Ends the previous step (commits or rolls back its residuals) and begins one. Under `auto` the ranks may exchange a
   /// few numbers here. `mark` is a number of the caller's: ranks that give other marks for a step get Error

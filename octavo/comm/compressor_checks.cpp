@@ -4,10 +4,22 @@
 #include <set>
 
 #include "octavo/comm/compressor.h"
+#include "octavo/comm/small_collectives.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
+
+void Compressor::require_same_on_all_ranks() {
+  const std::lock_guard lock(mutex_);
+  std::string text = c10::str(plan_->text(), ' ', seed_);
+  for (const Parameter& parameter : parameters_) {
+    const ParameterInfo& info = parameter.info;
+    text += c10::str(' ', info.name, ' ', info.count, ' ', info.rows, ' ', info.exempt);
+  }
+  require_same_on_all(*wire_, fingerprint_of(text), kCompressorWhere,
+                      "have another plan, seed or other parameters: give all ranks the same");
+}
 
 void Compressor::require_parameter(std::size_t parameter, const char* where) const {
   if (parameter < parameters_.size()) return;

@@ -20,7 +20,7 @@ void Compressor::require_magnitudes(const Plan& plan, const char* where) {
 /// Throws for a plan with a momentum of its own, because a momentum must be computed from gradients, not from another
 /// momentum, and for `auto`, because what is sent of momenta says nothing of gradients.
 void Compressor::require_fits_momenta(const Plan& plan, const char* where) {
-  if (plan.choices) {
+  if (plan.general.choices) {
     fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
          " chooses among plans for gradients: momenta need a plan that stays the same (sign+ef, int4+ef)");
   }

@@ -64,10 +64,10 @@ void Compressor::require_fits_ranks(const Plan& plan) const {
   plan.require_rules_fit(names);
   if (scatters()) require_scatterable(plan, names);
   if (host_) require_fits_hosts(plan, names);
-  if (plan.choices && (scatters() || shards_ || host_)) {
+  if (plan.general.choices && (scatters() || shards_ || host_)) {
     fail(ErrorCode::invalid_argument, kCompressorWhere, "the plan ", plan.text(),
          " measures the exchanges of DistributedDataParallel between all ranks: with fully_shard, ZeRO and ",
-         "ranks_per_host name a plan, such as ", plan.choices->back().text());
+         "ranks_per_host name a plan, such as ", plan.general.choices->back().text());
   }
 }
 
@@ -78,8 +78,8 @@ void Compressor::use(const Plan& plan) {
   std::vector<Following> all;
   for (std::size_t i = 0; i < parameters_.size(); ++i) all.push_back(following(*next, i));
   std::optional<AutoPlan> choice;
-  if (next->choices && peer_count() > 1) {
-    choice.emplace(next->choices->size(),
+  if (next->general.choices && peer_count() > 1) {
+    choice.emplace(next->general.choices->size(),
                    [this](std::vector<std::int64_t>& numbers) { broadcast_from_rank_0(*wire_, numbers); });
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {

@@ -40,7 +40,7 @@ std::optional<AutoStats> Compressor::auto_stats() const {
   const std::lock_guard lock(mutex_);
   if (!auto_) return std::nullopt;
   AutoStats stats{auto_->report(), {}, {}};
-  for (const ParameterPlan& plan : *plan_->choices) stats.plans.push_back(plan.text());
+  for (const ParameterPlan& plan : *plan_->general.choices) stats.plans.push_back(plan.text());
   for (const Parameter& parameter : parameters_) stats.parameters.push_back(parameter.info.name);
   return stats;
 }

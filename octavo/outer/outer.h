@@ -123,11 +123,11 @@ class OCTAVO_API Outer {
   void load(const std::map<std::string, at::Tensor>& tensors, const std::vector<Position>& positions,
             std::uint64_t steps);
   /// Loads what all ranks of another world saved, by rank; residuals are redistributed over this world. `rank`: this
-  /// rank's number in that world, if it keeps that rank's parameters. Returns corrections by parameter name, float32, in
-  /// the parameter's shape and memory order. The caller adds them to those parameters: they remove what the rank still
-  /// owed. A lone rank sends nothing, so it can owe nothing: its own debt stays in its parameters, as progress, or,
-  /// where the parameters are the anchor's, the corrections add the debt of all ranks. A rank without parameters of that
-  /// world calls begin_at_start() first.
+  /// rank's number in that world, if it keeps that rank's parameters. Returns corrections by parameter name, float32,
+  /// in the parameter's shape and memory order. The caller adds them to those parameters: they remove what the rank
+  /// still owed. A lone rank sends nothing, so it can owe nothing: its own debt stays in its parameters, as progress,
+  /// or, where the parameters are the anchor's, the corrections add the debt of all ranks. A rank without parameters of
+  /// that world calls begin_at_start() first.
   std::map<std::string, at::Tensor> load_world(const std::vector<std::map<std::string, at::Tensor>>& world,
                                                const std::vector<Position>& positions, std::uint64_t steps,
                                                std::optional<int> rank);

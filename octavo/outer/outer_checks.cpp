@@ -88,7 +88,7 @@ void Outer::require_plan(const Plan& plan, double mix) {
   const auto refuse = [&](auto... why) {
     fail(ErrorCode::invalid_argument, kOuterWhere, "the plan ", plan.text(), " ", why...);
   };
-  if (plan.choices) refuse("measures the exchanges of every step: name the plan of rounds, such as sign+ef");
+  if (plan.general.choices) refuse("measures the exchanges of every step: name the plan of rounds, such as sign+ef");
   if (plan.votes()) refuse("keeps no magnitudes, and rounds need them: use sign+ef");
   if (plan.momentum()) refuse("has a momentum of its own beside the outer one: use one without, such as topk:0.01+ef");
   const auto owes_twice = [](const ParameterPlan& one) {
@@ -98,7 +98,7 @@ void Outer::require_plan(const Plan& plan, double mix) {
   };
   const bool any =
       std::any_of(plan.rules.begin(), plan.rules.end(), [&](const Plan::Rule& rule) { return owes_twice(rule.plan); });
-  if (mix > 0 && (any || owes_twice(plan))) {
+  if (mix > 0 && (any || owes_twice(plan.general))) {
     refuse(
         "owes what it could not send, and what a rank keeps of its own values, mix, is part of its next difference: ",
         "both would be sent. Use mix=0, or error feedback of values whose sums are sent whole, such as sign+ef or ",

@@ -229,7 +229,7 @@ TEST(Compressor, APlanForWhichThereIsNoMemoryChangesNothing) {
     };
     expect_same_step(0);
     Plan plan = Plan::parse("int8;weight=int4");
-    plan.feedback = std::make_shared<const FeedbackWithoutRoom>();  // of the second parameter
+    plan.general.feedback = std::make_shared<const FeedbackWithoutRoom>();  // of the second parameter
     EXPECT_THROW(refuses.set_plan(plan), std::bad_alloc);
     EXPECT_EQ(refuses.plan().text(), "sign+ef;weight=int4+ef");
     expect_same_step(1);

@@ -100,13 +100,13 @@ TEST(Plan, AutoChoosesFromWhatItsTextAllows) {
   const auto choices = [](const char* text) {
     std::string all;
     const Plan automatic = Plan::parse(text);
-    for (const ParameterPlan& plan : *automatic.choices) all += plan.text() + " ";
+    for (const ParameterPlan& plan : *automatic.general.choices) all += plan.text() + " ";
     return all;
   };
   EXPECT_EQ(choices("auto"), "dense bf16 int8+ef int4+ef ");
   EXPECT_EQ(choices("auto:bf16"), "dense bf16 ");
   EXPECT_EQ(choices("auto:sign"), "dense bf16 int8+ef int4+ef sign+ef ");
-  EXPECT_EQ(Plan::parse("int4+ef").choices, nullptr);
+  EXPECT_EQ(Plan::parse("int4+ef").general.choices, nullptr);
   EXPECT_EQ(Plan::parse("auto;a=bf16").of("a").text(), "bf16");
   EXPECT_FALSE(Plan::parse("auto").dense());
   thread_ranks::run_ranks(1, [](const thread_ranks::BackendPtr& backend, int) {
@@ -123,7 +123,7 @@ TEST(Plan, AutoChoosesFromWhatItsTextAllows) {
 TEST(Plan, EveryBlockCodecIsAPlanByItsName) {
   for (const BlockCodec codec : all_block_codecs()) {
     const std::string name = plan_name(codec);
-    EXPECT_EQ(Plan::parse(name).codec->fingerprint(), block_coding(codec).fingerprint()) << name;
+    EXPECT_EQ(Plan::parse(name).general.codec->fingerprint(), block_coding(codec).fingerprint()) << name;
     EXPECT_EQ(Plan::parse(name).text(), name);
   }
 }
@@ -329,19 +329,19 @@ TEST(Plan, TheFirstRuleThatFitsCounts) {
 TEST(Plan, AWarmUpGetsSparserStepByStep) {
   const Plan plan = Plan::parse("topk:0.01:bf16+ef+warmup:9");
   std::vector<std::string> codecs;
-  for (std::uint64_t step = 0; step <= 11; ++step) codecs.push_back(plan.at(step).down->text().substr(5));
+  for (std::uint64_t step = 0; step <= 11; ++step) codecs.push_back(plan.general.at(step).down->text().substr(5));
   const std::string a = "0.25:bf16", b = "0.0625:bf16", c = "0.015625:bf16", end = "0.01:bf16";
   EXPECT_EQ(codecs, (std::vector{a, a, a, a, b, b, b, c, c, c, end, end}));
-  EXPECT_EQ(Plan::parse("topk:64/4096+warmup:2").at(2).up->text(), "topk:256/4096");
-  EXPECT_EQ(Plan::parse("randomk:1/100+warmup:3").at(2).up->text(), "randomk:1/16");
-  EXPECT_EQ(Plan::parse("int4+ef").at(1).up->text(), "int4");
+  EXPECT_EQ(Plan::parse("topk:64/4096+warmup:2").general.at(2).up->text(), "topk:256/4096");
+  EXPECT_EQ(Plan::parse("randomk:1/100+warmup:3").general.at(2).up->text(), "randomk:1/16");
+  EXPECT_EQ(Plan::parse("int4+ef").general.at(1).up->text(), "int4");
 }
 
 TEST(Plan, TheWaysHaveTheirOwnCodecsAndWarmUps) {
   const auto ways = [](const char* text, std::uint64_t step) {
     const Plan plan = Plan::parse(text);
-    return plan.at(step).up->text() + " " + plan.at(step).down->text() + " " + plan.kept_at(step).up->text() + " " +
-           plan.kept_at(step).down->text();
+    return plan.general.at(step).up->text() + " " + plan.general.at(step).down->text() + " " +
+           plan.general.kept_at(step).up->text() + " " + plan.general.kept_at(step).down->text();
   };
   EXPECT_EQ(ways("int4+ef", 1), "int4 int4 int4 dense");
   EXPECT_EQ(ways("int4+down:int8+ef", 1), "int4 int8 int4 dense");

@@ -398,7 +398,7 @@ TEST(TwoPhase, AFlippedBitIsAnErrorAndReachesNoTensor) {
 TEST(TwoPhase, AFlippedBitOfCodesThatLeaveNoErrorIsSeen) {
   for (const char* text : {"sign-vote", "randomk:0.25:unbiased"}) {
     const Plan plan = Plan::parse(text);
-    const auto [up, down] = plan.at(1);
+    const auto [up, down] = plan.general.at(1);
     ASSERT_FALSE(up->traits().leaves_error && down->traits().leaves_error) << text;
     expect_flip_is_seen(*up, *down, 260, 0, 8 * 22);  // behind the header and the power
     expect_flip_is_seen(*up, *down, 260, 1, 8 * 18);
