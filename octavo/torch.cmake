@@ -59,7 +59,9 @@ add_library(octavo SHARED
   comm/plan.cpp
   comm/auto_choice.cpp
   comm/auto_plan.cpp
-  comm/layout.cpp
+  comm/message_layout.cpp
+  comm/ownership.cpp
+  comm/feedback_memory.cpp
   comm/feedback/feedback.cpp
   comm/feedback/ef14.cpp
   comm/feedback/dgc.cpp

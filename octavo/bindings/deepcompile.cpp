@@ -145,7 +145,7 @@ void def_values(EngineClass& engine) {
             engine.wait_allgather(engine.allgather_param(graph_id, id), graph_id, id);
           },
           py::arg("graph_id"), py::arg("ds_id"), no_gil)
-      .def("is_gathered", &Engine::is_gathered, py::arg("ds_id"))
+      .def("has_valid_values", &Engine::has_valid_values, py::arg("ds_id"))
       .def("give_back", &Engine::give_back, py::arg("ds_id"))
       .def("set_persistent", &Engine::set_persistent, py::arg("ds_id"), py::arg("is_persistent") = true, no_gil)
       .def("gather_updated", &Engine::gather_updated, no_gil)

@@ -47,7 +47,7 @@ struct Map {
 /// Each linear map is a line here.
 constexpr Map kMaps[] = {{"powersgd", make_power_sgd}, {"sketch", make_count_sketch}};
 
-constexpr std::string_view kOfPlans[] = {"auto", "delta", "dgc"};  // comm/plan.cpp reads these itself
+constexpr std::string_view kPlanNames[] = {"auto", "delta", "dgc"};  // comm/parameter_plan.cpp reads these itself
 
 struct Registry {
   std::mutex mutex;
@@ -93,7 +93,7 @@ void require_codec(const CodecText& text) {
   if (text.name == "dgc") text.refuse("it needs a share of the values, as in dgc:0.001");
   if (text.name == "delta") text.refuse("it needs a codec, as in delta+int4");
   std::string names;
-  for (const std::string_view own : kOfPlans) names.append(own).append(", ");
+  for (const std::string_view own : kPlanNames) names.append(own).append(", ");
   for (const std::string& known : codec_names()) names.append(known).append(", ");
   names.resize(names.size() - 2);
   text.refuse("there is no codec of this name; there are " + names);
@@ -106,7 +106,7 @@ void register_codec(const std::string& name, CodecFactory factory) {
   const std::lock_guard lock(registry.mutex);
   const auto is_it = [&](std::string_view other) { return other == name; };
   Entry* const known = registry.find(name);
-  const bool is_taken = is_map(name) || std::any_of(std::begin(kOfPlans), std::end(kOfPlans), is_it) ||
+  const bool is_taken = is_map(name) || std::any_of(std::begin(kPlanNames), std::end(kPlanNames), is_it) ||
                         (known != nullptr && !known->is_extensions);
   if (!factory)
     fail(ErrorCode::invalid_argument, "codec.register_codec", "expected a factory for '", name, "', got none");

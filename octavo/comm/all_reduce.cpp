@@ -103,21 +103,21 @@ std::uint64_t digest_of(std::uint64_t key, const ParameterPlan& plan, const at::
 
 }  // namespace
 
-void all_reduce(at::Tensor& result, const Plan& of_model, c10::intrusive_ptr<c10d::Backend> backend, ReduceOp op,
+void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::Backend> backend, ReduceOp op,
                 std::chrono::milliseconds timeout, std::uint64_t call, std::uint64_t seed) {
-  require_reducible(result, of_model, op);
-  const ParameterPlan& plan = of_model.general;
+  require_reducible(result, plan, op);
+  const ParameterPlan& general = plan.general;
   const at::NoGradGuard not_differentiated;
   const at::Tensor tensor = where_kernels_run(result);
   Wire wire(std::move(backend), timeout);
   const double divisor = op == ReduceOp::average ? wire.world_size() : 1;
-  const std::uint64_t key = key_of(plan, call, seed), digest = digest_of(key, plan, tensor, op);
+  const std::uint64_t key = key_of(general, call, seed), digest = digest_of(key, general, tensor, op);
   // before anything else is sent: messages of other sizes than a rank expects would end its process (Wire::room_for),
   // and sizes alone do not tell an average from a sum
   require_same_on_all(wire, digest, "comm.all_reduce",
                       "call it with tensors of other sizes, or with another plan, operation, seed or number of the "
                       "call: let all ranks make the same calls in the same order");
-  if (is_summed_as_it_is(plan, tensor, op)) {
+  if (is_summed_as_it_is(general, tensor, op)) {
     at::Tensor values = tensor.to(at::TensorOptions(at::kCPU), /*non_blocking=*/false, /*copy=*/true).contiguous();
     wire.all_reduce(values);
     result.copy_(values.mul_(1.0 / divisor));
@@ -125,12 +125,12 @@ void all_reduce(at::Tensor& result, const Plan& of_model, c10::intrusive_ptr<c10
   }
   at::Tensor values = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
   PhaseSeconds seconds;
-  const auto [up, down] = plan.at(kOnlyStep);
+  const auto [up, down] = general.at(kOnlyStep);
   Contribution all{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), up, down};
-  all.over_hits = all.codes_own = plan.over_hits;
+  all.over_hits = all.codes_own = general.over_hits;
   all.shared_key = key;
   all.rounding_key = rules::derive_key(key, static_cast<std::uint64_t>(wire.rank()));
-  all.mapping = mapping(plan, tensor);
+  all.mapping = mapping(general, tensor);
   LinearSum(wire, seconds, tensor.device()).run({values, {all}, divisor, digest});
   // Rounded before it is copied: a NaN then has the same bits whatever the strides.
   result.copy_(values.to(result.scalar_type()));

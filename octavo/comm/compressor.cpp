@@ -53,10 +53,10 @@ Compressor::Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector
       momenta_(parameters, state_),
       seed_(options.seed),
       steps_per_exchange_(options.steps_per_exchange) {
-  const std::vector<ParameterInfo> of_state = remembered(parameters);
+  const std::vector<ParameterInfo> state_infos = remembered(parameters);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     parameters_.push_back({std::move(parameters[i])});
-    parameters_.back().remembered_count = of_state[i].count;
+    parameters_.back().remembered_count = state_infos[i].count;
   }
   require_fits_ranks(plan);
   use(plan);

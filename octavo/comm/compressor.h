@@ -45,7 +45,7 @@ class OCTAVO_API Compressor {
              CompressorOptions options = {});
   ~Compressor();
 
-  /// Throws Error communication, on all ranks, where ranks differ in their plan, seed or parameters. All ranks must
+  /// Throws Error communication where peers (peer_count()) differ in their plan, seed or parameters. All ranks must
   /// call it, before the first step.
   void require_same_on_all_ranks();
 

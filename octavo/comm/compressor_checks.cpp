@@ -15,7 +15,7 @@ void Compressor::require_same_on_all_ranks() {
   std::string text = c10::str(plan_->text(), ' ', seed_);
   for (const Parameter& parameter : parameters_) {
     const ParameterInfo& info = parameter.info;
-    text += c10::str(' ', info.name, ' ', info.count, ' ', info.rows, ' ', info.exempt);
+    text += c10::str(' ', info.name, ' ', info.count, ' ', info.rows, ' ', info.exempt, ' ', info.ownership.unit);
   }
   require_same_on_all(*wire_, fingerprint_of(text), kCompressorWhere,
                       "have another plan, seed or other parameters: give all ranks the same");

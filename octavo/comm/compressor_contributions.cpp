@@ -129,9 +129,9 @@ Mapping Compressor::mapping(std::size_t index) {
   const Parameter& parameter = parameters_[index];
   const LinearMap* const map = map_of(parameter);
   if (!map) return {};
-  Versioned& of_warm_up = state_.at(index, kVelocity);
+  Versioned& warm_up_velocity = state_.at(index, kVelocity);
   // A world of one rank makes no maps, and goes on with it.
-  if (wire_->world_size() > 1 && of_warm_up.tensor().defined()) of_warm_up.clear();
+  if (wire_->world_size() > 1 && warm_up_velocity.tensor().defined()) warm_up_velocity.clear();
   const bool error_feedback = parameter.plan->feedback != nullptr;
   Versioned* const residual = error_feedback && map->needs_residual() ? &state_.at(index, kResidual) : nullptr;
   const auto momentum = static_cast<float>(parameter.plan->momentum().value_or(0));

@@ -18,14 +18,15 @@ namespace {
 
 void require_scatterable(const Plan& plan, const std::vector<std::string>& parameters) {
   for (const std::string& parameter : parameters) {
-    const ParameterPlan& of_one = plan.of(parameter);
-    if (of_one.feedback && !of_one.feedback->fits_kept_sums()) {
-      fail(ErrorCode::invalid_argument, kCompressorWhere, "in the plan ", plan.text(), ", +", of_one.feedback->text(),
+    const ParameterPlan& parameter_plan = plan.of(parameter);
+    if (parameter_plan.feedback && !parameter_plan.feedback->fits_kept_sums()) {
+      fail(ErrorCode::invalid_argument, kCompressorWhere, "in the plan ", plan.text(), ", +",
+           parameter_plan.feedback->text(),
            " remembers what owners send to all, and ranks of fully_shard and ZeRO keep the sums of their shards to ",
-           "themselves: ", of_one.compares() ? "use the codec inside lsh with +ef" : "use +ef",
+           "themselves: ", parameter_plan.compares() ? "use the codec inside lsh with +ef" : "use +ef",
            ", or compress between replicas of shards (octavo.compress, replicas)");
     }
-    if (!of_one.map) continue;
+    if (!parameter_plan.map) continue;
     fail(ErrorCode::invalid_argument, kCompressorWhere, "the plan ", plan.text(), " makes a linear map of ", parameter,
          ", which gives all ranks the whole mean, and ranks of fully_shard and ZeRO keep a shard each: use a codec of ",
          "values, such as int4+ef or topk:0.01+ef, or compress between replicas of shards (octavo.compress, replicas)");
@@ -97,9 +98,9 @@ void Compressor::use(const Plan& plan) {
 /// Returns how a parameter follows the plan, which must stay where it is.
 Compressor::Following Compressor::following(const Plan& plan, std::size_t index) {
   const Parameter& parameter = parameters_[index];
-  const ParameterPlan& of_this = plan.of(parameter.info.name);
-  Following next{of_this.choices ? of_this.choices->data() : &of_this};
-  const FeedbackPtr& feedback = of_this.feedback;
+  const ParameterPlan& own_plan = plan.of(parameter.info.name);
+  Following next{own_plan.choices ? own_plan.choices->data() : &own_plan};
+  const FeedbackPtr& feedback = own_plan.feedback;
   const bool is_mapped = next.plan->map != nullptr;
   const bool remembers = feedback && (feedback->momentum() || (!is_mapped && !parameter.info.exempt));
   next.memory = remembers ? feedback->remember(state_, index) : FeedbackMemory::none();
@@ -125,14 +126,14 @@ void Compressor::forget_unused() {
 /// hosts' means.
 void Compressor::require_fits_hosts(const Plan& plan, const std::vector<std::string>& parameters) const {
   for (const std::string& parameter : parameters) {
-    const ParameterPlan& of_one = plan.of(parameter);
-    if (of_one.map) {
+    const ParameterPlan& parameter_plan = plan.of(parameter);
+    if (parameter_plan.map) {
       fail(ErrorCode::invalid_argument, kCompressorWhere, "the plan ", plan.text(), " makes a linear map of ",
            parameter,
            ", which needs the whole tensor, and with ranks_per_host each rank exchanges a range of it: use a ",
            "codec of values, such as int4+ef or topk:0.01+ef, or leave ranks_per_host out");
     }
-    if (of_one.feedback && of_one.feedback->needs_whole_power()) {
+    if (parameter_plan.feedback && parameter_plan.feedback->needs_whole_power()) {
       fail(
           ErrorCode::invalid_argument, kCompressorWhere, "the plan ", plan.text(),
           " clips each rank's gradient, and with ranks_per_host the mean of a host is sent: leave +clip out, or leave ",

@@ -12,7 +12,8 @@
 #include "octavo/codec/codec.h"
 #include "octavo/codec/linear_map.h"
 #include "octavo/comm/feedback_memory.h"
-#include "octavo/comm/layout.h"
+#include "octavo/comm/message_layout.h"
+#include "octavo/comm/ownership.h"
 #include "octavo/comm/state/versioned.h"
 
 namespace octavo {

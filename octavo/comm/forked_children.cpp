@@ -42,7 +42,7 @@ void keep_in_children(c10d::Backend* backend) {
   backends().kept.insert(backend);
 }
 
-void let_go_in_children(c10d::Backend* backend) {
+void release_in_children(c10d::Backend* backend) {
   const std::lock_guard lock(backends().mutex);
   backends().kept.erase(backends().kept.find(backend));
 }

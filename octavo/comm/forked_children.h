@@ -11,9 +11,9 @@ class Backend;
 namespace octavo {
 
 /// Children that are forked from now on keep this back end for ever, undestroyed. The caller must own it until it calls
-/// let_go_in_children().
+/// release_in_children().
 void keep_in_children(c10d::Backend* backend);
 /// Ends one call of keep_in_children().
-void let_go_in_children(c10d::Backend* backend);
+void release_in_children(c10d::Backend* backend);
 
 }  // namespace octavo

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "octavo/comm/contribution.h"
-#include "octavo/comm/layout.h"
+#include "octavo/comm/parameter_info.h"
 #include "octavo/comm/state/state_store.h"
 
 namespace octavo {

@@ -28,7 +28,7 @@ at::Tensor all_gather(Wire& wire, const at::Tensor& own, std::span<const std::ui
          wire.world_size(), " ranks, and its own ", own.nbytes(), " among them");
   }
   std::uint64_t digest = fingerprint_of(std::string(of));
-  for (const std::uint64_t of_one : bytes) digest = rules::derive_key(digest, of_one);
+  for (const std::uint64_t size : bytes) digest = rules::derive_key(digest, size);
   require_same_on_all(wire, digest, where,
                       c10::str("gather different values, this rank those of ", of,
                                ": let all ranks make the same calls in the same order"));

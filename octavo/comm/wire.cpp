@@ -134,7 +134,7 @@ Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds 
   keep_in_children(backend_.get());
 }
 
-Wire::~Wire() { let_go_in_children(backend_.get()); }
+Wire::~Wire() { release_in_children(backend_.get()); }
 
 void Wire::count(std::span<const Parcel> parcels) {
   for (const int peer : others()) sent_bytes_ += parcels[static_cast<std::size_t>(peer)].bytes;

@@ -247,13 +247,13 @@ void Engine::make_shared_parts() {
   if (shared_) return;
   const c10::Device device = param_registry->getParam(params_.front().id).getDevice();
   const std::optional<bool> wanted = use_symm_mem ? true : options_.symmetric_memory;
-  auto of_gradients = options_.gradient_backend;
-  if (of_gradients) {
-    of_gradients = reach_by_shared_memory(of_gradients, wanted, options_.timeout).backend;
+  auto gradient_backend = options_.gradient_backend;
+  if (gradient_backend) {
+    gradient_backend = reach_by_shared_memory(gradient_backend, wanted, options_.timeout).backend;
   }
   auto reached = reach_by_shared_memory(backend_, wanted, options_.timeout);
-  auto sum = std::make_shared<GradientSum>(new_wire(of_gradients ? of_gradients : reached.backend), options_.plan,
-                                           params_, options_.paging, options_.seed);
+  auto sum = std::make_shared<GradientSum>(new_wire(gradient_backend ? gradient_backend : reached.backend),
+                                           options_.plan, params_, options_.paging, options_.seed);
   auto gather = std::make_shared<ParamGather>(new_wire(reached.backend), param_registry, most_elements(),
                                               options_.gather_codec, flags);
   auto fresh = std::make_shared<FreshGather>(gather, param_registry);
@@ -264,8 +264,8 @@ void Engine::make_shared_parts() {
                    .sum = std::move(sum),
                    .gather = std::move(gather),
                    .fresh = std::move(fresh),
-                   .wants_symm_mem = use_symm_mem};
-  options_.gradient_backend = std::move(of_gradients);
+                   .wants_symm_mem = use_symm_mem && has_symmetric_memory(device)};
+  options_.gradient_backend = std::move(gradient_backend);
   backend_ = std::move(reached.backend);
   use_symm_mem = reached.why_not.empty();
   reduce_buckets = std::move(buckets);
@@ -310,6 +310,10 @@ void Engine::register_graph_z3(long graph_id, const std::vector<long>& ds_ids) {
 }
 
 void Engine::order_gradients(long graph_id, const std::vector<long>& expected, bool learns) {
+  at(graph_id, {}, [&] { use_order(graph_id, expected, learns); });
+}
+
+void Engine::use_order(long graph_id, const std::vector<long>& expected, bool learns) {
   auto& reducing = *getExecutor<ReducingExecutor>(graph_id, executors);
   std::map<long, std::int64_t> counts;
   std::set<at::ScalarType> dtypes;
@@ -330,8 +334,10 @@ void Engine::order_gradients(long graph_id, const std::vector<long>& expected, b
 
 void Engine::unregister_graph(long graph_id) {
   if (pass_.open_graphs.contains(graph_id)) {
-    fail(ErrorCode::invalid_argument, kEngineWhere, "graph ", graph_id, " has gradients in a backward pass: call ",
-         "end_backward() for it, or give_up_pass(), before it is forgotten");
+    at(graph_id, {}, [&] {
+      fail(ErrorCode::invalid_argument, kEngineWhere, "graph ", graph_id, " has gradients in a backward pass: call ",
+           "end_backward() for it, or give_up_pass(), before it is forgotten");
+    });
   }
   const std::uint64_t of_all_orders = order_bytes();
   executors.erase(graph_id);

@@ -63,8 +63,8 @@ struct ParamOptions {
 
 /// ZeRO of one model: its parameters, and an executor for each graph that computes with them. Engines share nothing.
 /// Not thread-safe; all ranks make the calls in the same order. After an error of the category communication or timeout
-/// the process group and the engine must be rebuilt. An Error of a function that takes a graph or a parameter names
-/// them, and the rank.
+/// the process group and the engine must be rebuilt. An Error of a function that takes a graph names it, the parameters
+/// that the function takes, and the rank.
 ///
 /// Parameters are registered first, then graphs. Each rank owns an equal share of each parameter, in flat order
 /// (Ownership::equal_ranges).
@@ -136,8 +136,9 @@ class OCTAVO_API Engine {
   // the graph that they are given; they throw Error invalid_argument, too, for a graph or a parameter that is not
   // registered.
 
-  /// Makes symm_mem (lazy_init_symm_memory()) where the program has set use_symm_mem. Throws Error invalid_argument, as
-  /// end_forward() does, where wait_params() was not called after each allgather_params_fused() before.
+  /// Makes symm_mem (lazy_init_symm_memory()) where the program has set use_symm_mem and there is such memory for the
+  /// parameters' device. Throws Error invalid_argument, as end_forward() does, where wait_params() was not called after
+  /// each allgather_params_fused() before.
   void start_forward();
   void end_forward();
   /// Must be called before the backward pass of all graphs. `update`: parameters change after the pass. Throws Error
@@ -190,7 +191,7 @@ class OCTAVO_API Engine {
   /// tensors.
   void gather_into(long graph_id, const std::vector<long>& ds_ids, const std::vector<at::Tensor>& wholes);
   /// Whether a parameter's whole values have arrived and are valid.
-  bool is_gathered(long ds_id) const { return param_registry->isValid(ds_id); }
+  bool has_valid_values(long ds_id) const { return param_registry->isValid(ds_id); }
   /// Forgets the memory of a parameter's whole values; does nothing where a graph has released it. Throws Error
   /// invalid_argument where the values are still on their way.
   void give_back(long ds_id);
@@ -340,6 +341,7 @@ class OCTAVO_API Engine {
   void register_graph(long graph_id, const std::vector<long>& ds_ids, Parts Shared::*... parts);
   void end_reductions(long graph_id);
   void require_waited(std::span<const long> ds_ids) const;
+  void use_order(long graph_id, const std::vector<long>& expected, bool learns);
   void require_started() const;
   void note_gradient(long graph_id);
   at::Tensor reduce_one(at::Tensor grad_tensor, long graph_id, long ds_id);

@@ -42,8 +42,8 @@ at::Tensor made_own(at::Tensor gradient) {
 void Engine::start_forward() {
   require_executors(executors);
   if (shared_) {
+    if (shared_->wants_symm_mem) lazy_init_symm_memory();  // first: all ranks make it together
     shared_->fresh->require_all_waited();
-    if (shared_->wants_symm_mem) lazy_init_symm_memory();
   }
   for (auto& [id, executor] : executors) executor->startForward();
 }
@@ -88,7 +88,11 @@ void Engine::require_all_reduced() const {
 }
 
 at::Tensor Engine::reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id) {
-  return at(graph_id, {&ds_id, 1}, [&] { return reduce_one(std::move(grad_tensor), graph_id, ds_id); });
+  return at(graph_id, {&ds_id, 1}, [&] {
+    at::Tensor left = reduce_one(std::move(grad_tensor), graph_id, ds_id);
+    executor(graph_id).blockOnCopies();  // a compiler may use the gradient's memory for something else after the call
+    return left;
+  });
 }
 
 at::Tensor Engine::reduce_one(at::Tensor grad_tensor, long graph_id, long ds_id) {

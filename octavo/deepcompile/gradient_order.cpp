@@ -211,11 +211,11 @@ void GradientOrder::learn(const RankFlags& flags) {
 }
 
 std::vector<long> GradientOrder::arrivals_of_first_rank() {
-  std::vector<std::int64_t> of_first(ids_.size(), -1);
-  std::ranges::copy(arrivals_, of_first.begin());
-  broadcast_from_rank_0(*wire_, of_first);
+  std::vector<std::int64_t> rank_0s(ids_.size(), -1);
+  std::ranges::copy(arrivals_, rank_0s.begin());
+  broadcast_from_rank_0(*wire_, rank_0s);
   std::vector<long> arrivals;
-  for (const std::int64_t id : of_first) {
+  for (const std::int64_t id : rank_0s) {
     if (id >= 0) arrivals.push_back(static_cast<long>(id));
   }
   return arrivals;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "octavo/comm/compressor.h"
-#include "octavo/comm/layout.h"
+#include "octavo/comm/ownership.h"
 #include "octavo/deepcompile/reduce_bucket.h"
 #include "octavo/export.h"
 

@@ -28,6 +28,8 @@ void forbid_access(const at::Tensor& tensor, std::string message) {
   forbid(*tensor.storage().unsafeGetStorageImpl(), std::move(message));
 }
 
+bool can_forbid_access() { return kTakesBack<c10::StorageImpl>; }
+
 void allow_access(const at::Tensor& tensor) { allow(*tensor.storage().unsafeGetStorageImpl()); }
 
 }  // namespace octavo::dc

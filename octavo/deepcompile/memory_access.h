@@ -13,6 +13,8 @@ namespace octavo::dc {
 /// what memory without bytes has. For parameters that are not whole. Does nothing with a torch that cannot take it back
 /// (before 2.13).
 OCTAVO_API void forbid_access(const at::Tensor& tensor, std::string message);
+/// Whether forbid_access() does something with this torch.
+OCTAVO_API bool can_forbid_access();
 /// Takes forbid_access() back. The memory must be there again. Does nothing for memory that is not forbidden.
 OCTAVO_API void allow_access(const at::Tensor& tensor);
 

@@ -9,7 +9,7 @@
 
 #include "octavo/codec/bits_coding.h"
 #include "octavo/codec/block_coding.h"
-#include "octavo/comm/layout.h"
+#include "octavo/comm/ownership.h"
 #include "octavo/deepcompile/error_context.h"
 #include "octavo/deepcompile/rooms_of_call.h"
 #include "octavo/deepcompile/text.h"

@@ -129,7 +129,7 @@ void DSParamRegistry::unregisterGatheredParam(long ds_id) {
 void DSParamRegistry::releaseGatheredParam(long ds_id) {
   const at::Tensor made = at(ds_id).made_here ? at(ds_id).gathered : at::Tensor();
   unregisterGatheredParam(ds_id);
-  if (!made.defined() || !has_all_of_its_memory(made)) return;
+  if (!made.defined() || !can_forbid_access() || !has_all_of_its_memory(made)) return;
   c10::StorageImpl& storage = *made.storage().unsafeGetStorageImpl();
   c10::impl::VirtualGuardImpl(made.device().type())
       .recordDataPtrOnStream(storage.data_ptr(), current_stream_of(made.device()));

@@ -88,7 +88,8 @@ class OCTAVO_API DSParamRegistry {
   /// Refused while a collective writes them (wait for it first), and where they were released before.
   void unregisterGatheredParam(long ds_id);
   /// Does the same, and frees the memory where a gather has made it (`made_here`): whoever reads a tensor in it from
-  /// then on gets c10::Error (forbid_access).
+  /// then on gets c10::Error (forbid_access). Where torch cannot say so, the memory stays as long as such a tensor
+  /// does.
   void releaseGatheredParam(long ds_id);
   /// Returns the whole values. Refused where there are none.
   const at::Tensor& getGatheredParam(long ds_id) const;

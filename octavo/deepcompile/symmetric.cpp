@@ -38,6 +38,10 @@ HostRanks::Connection connection_of(const c10::intrusive_ptr<c10d::Backend>& bac
 
 }  // namespace
 
+bool has_symmetric_memory(c10::Device device) {
+  return device.is_cpu() || c10d::symmetric_memory::has_allocator(device.type());
+}
+
 SymmetricMemoryPtr make_symmetric_memory(const c10::intrusive_ptr<c10d::Backend>& backend,
                                          const std::string& group_name, c10::Device device, std::int64_t size,
                                          std::chrono::milliseconds timeout) {

@@ -31,7 +31,7 @@ std::string to_string(const T& v) {
 }
 
 /// Joins the elements with `delim` between them; null: with nothing. Where `maxlen` is not 0, cuts the text to `maxlen`
-/// characters and "...".
+/// bytes and "...", or to fewer where a character of UTF-8 would be cut.
 template <class T>
 std::string join_as_str(const T& v, const char* delim = ",", const std::size_t maxlen = 0) {
   std::ostringstream text;
@@ -41,7 +41,10 @@ std::string join_as_str(const T& v, const char* delim = ",", const std::size_t m
     if (delim) between = delim;
   }
   const std::string all = text.str();
-  return maxlen == 0 || all.size() <= maxlen ? all : all.substr(0, maxlen) + "...";
+  if (maxlen == 0 || all.size() <= maxlen) return all;
+  std::size_t end = maxlen;
+  while (end > 0 && (static_cast<unsigned char>(all[end]) & 0xC0U) == 0x80U) --end;  // a byte inside of a character
+  return all.substr(0, end) + "...";
 }
 
 /// Joins `size` values of the host's memory, as join_as_str() does with `str_len`.

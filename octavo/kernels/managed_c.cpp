@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/kernels/managed_c.h"
 
-#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <exception>
@@ -97,23 +96,16 @@ class DefaultDevice {
          "host, got ", device);
   }
 
-  /// Throws unless all of the bytes are in one allocation of cget_managed_ptr.
+  /// Throws for null, and for bytes that begin in memory of cget_managed_ptr and do not end there.
   void require_memory(const void* memory, std::uint64_t bytes) {
+    if (memory == nullptr) fail(ErrorCode::invalid_argument, kWhere, "expected memory of cget_managed_ptr, got null");
     const std::lock_guard lock(mutex_);
     const auto after = bytes_.upper_bound(memory);
-    std::uint64_t left = 0;  // bytes from there on
-    if (after != bytes_.begin()) {
-      const auto& [begin, size] = *std::prev(after);
-      const auto offset = static_cast<const char*>(memory) - static_cast<const char*>(begin);
-      left = size - std::min<std::uint64_t>(size, static_cast<std::uint64_t>(offset));
-    }
-    if (left == 0) {
-      fail(ErrorCode::invalid_argument, kWhere, "expected memory of cget_managed_ptr, got ",
-           memory == nullptr ? "null" : "another pointer");
-    }
-    if (bytes > left) {
-      fail(ErrorCode::invalid_argument, kWhere, "expected at most ", left, " bytes from there on, got ", bytes);
-    }
+    if (after == bytes_.begin()) return;
+    const auto& [begin, size] = *std::prev(after);
+    const auto offset = static_cast<std::uint64_t>(static_cast<const char*>(memory) - static_cast<const char*>(begin));
+    if (offset >= size || bytes <= size - offset) return;
+    fail(ErrorCode::invalid_argument, kWhere, "expected at most ", size - offset, " bytes from there on, got ", bytes);
   }
 
   std::map<const void*, std::size_t>::node_type take_out(void* memory) {

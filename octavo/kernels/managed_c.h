@@ -10,10 +10,9 @@
 /// devices, which loads their back ends and initializes their drivers. Any thread may call them. They throw nothing: a
 /// call that fails leaves a sentence in octavo_last_error().
 ///
-/// cprefetch and cfill_* take memory of cget_managed_ptr that was not freed, from any place in an allocation on. Any
-/// other pointer fails, as do more bytes than the allocation has from there on, and nothing changes. Two things are not
-/// seen and undefined: memory that another thread frees meanwhile, and a pointer to freed memory where cget_managed_ptr
-/// has allocated again.
+/// cprefetch and cfill_* take memory of cget_managed_ptr, from any place in an allocation on, and fail where it has
+/// fewer bytes than they need from there on. As with bitsandbytes they also take other memory that the device can
+/// access. That is not checked: memory that was freed or is out of the device's reach is undefined.
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -17,9 +17,8 @@ from octavo import optim as optim
 from octavo._C import Plan
 from octavo.accelerator import get_accelerator, pinned, set_accelerator
 from octavo.collectives import all_reduce
-from octavo.compression import compress
-from octavo.handle import Handle
-from octavo.ops import dc_effects as dc_effects  # registers what torch.compile must know of torch.ops.dc
+from octavo.compression.compress import compress
+from octavo.compression.handle import Handle
 from octavo.ops.xpu_packbits import packbits, unpackbits
 from octavo.outer import Outer
 from octavo.sign_sgd import CompressedGradientAccumulator, ErrorFeedbackSignSGD, SignSGDCompressor

@@ -10,7 +10,8 @@
 #include <vector>
 
 #include "octavo/comm/compressor.h"
-#include "octavo/comm/layout.h"
+#include "octavo/comm/ownership.h"
+#include "octavo/comm/parameter_info.h"
 #include "tests/cpp/ranks.h"
 
 /// Steps of a compressor with two parameters in one bucket; the second parameter is exempt.

@@ -71,9 +71,9 @@ std::string Dgc::text() const {
   return text;
 }
 
-void Dgc::require_fit(const CodecText& plan, const Codec& codec) const {
-  if (!codec.traits().keeps_magnitude) plan.refuse("dgc accumulates what is not sent, and votes have no magnitude");
-  if (codec.traits().learnt_share < 1) plan.refuse("dgc accumulates what is not sent: leave :unbiased out");
+void Dgc::require_fit(const CodecText& text, const Codec& codec) const {
+  if (!codec.traits().keeps_magnitude) text.refuse("dgc accumulates what is not sent, and votes have no magnitude");
+  if (codec.traits().learnt_share < 1) text.refuse("dgc accumulates what is not sent: leave :unbiased out");
 }
 
 std::shared_ptr<FeedbackMemory> Dgc::remember(StateStore& store, std::size_t parameter) const {

@@ -26,7 +26,7 @@ class OCTAVO_API Dgc final : public Feedback {
   std::string text() const override;
   std::vector<Role> roles() const override { return {kWorkerResidual, kOwnerResidual, kVelocity}; }
   using Feedback::require_fit;
-  void require_fit(const CodecText& plan, const Codec& codec) const override;
+  void require_fit(const CodecText& text, const Codec& codec) const override;
   bool fits_exact_way() const override { return true; }
   std::shared_ptr<FeedbackMemory> remember(StateStore& store, std::size_t parameter) const override;
   bool needs_whole_power() const override { return norm_ > 0; }

@@ -58,12 +58,12 @@ std::vector<Role> EControl::roles() const {
   return roles;
 }
 
-void EControl::require_fit(const CodecText& plan, const Codec& codec) const {
+void EControl::require_fit(const CodecText& text, const Codec& codec) const {
   const CodecTraits& traits = codec.traits();
-  if (!traits.keeps_magnitude) plan.refuse("votes have no magnitude, which differences need");
-  if (traits.learnt_share < 1) plan.refuse("econtrol accumulates what is not sent: leave :unbiased out");
-  if (!traits.leaves_error) plan.refuse("this codec leaves no error that could be made up");
-  require_one_sum_fits(plan, codec);
+  if (!traits.keeps_magnitude) text.refuse("votes have no magnitude, which differences need");
+  if (traits.learnt_share < 1) text.refuse("econtrol accumulates what is not sent: leave :unbiased out");
+  if (!traits.leaves_error) text.refuse("this codec leaves no error that could be made up");
+  require_one_sum_fits(text, codec);
 }
 
 std::shared_ptr<FeedbackMemory> EControl::remember(StateStore& store, std::size_t parameter) const {

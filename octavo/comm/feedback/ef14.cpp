@@ -28,17 +28,17 @@ std::vector<Role> Ef14::roles() const {
   return {kWorkerResidual, kOwnerResidual, kOwnResidual};
 }
 
-void Ef14::require_fit(const CodecText& plan, const LinearMap&) const {
+void Ef14::require_fit(const CodecText& text, const LinearMap&) const {
   if (kept_ == Kept::in_8_bits) {
-    plan.refuse("what a linear map leaves over is kept in bfloat16: leave 8bit out, as in powersgd:4+ef");
+    text.refuse("what a linear map leaves over is kept in bfloat16: leave 8bit out, as in powersgd:4+ef");
   }
   if (decay_ == 1) return;
-  plan.refuse("what a linear map leaves over does not decay: leave the decay out, as in powersgd:4+ef");
+  text.refuse("what a linear map leaves over does not decay: leave the decay out, as in powersgd:4+ef");
 }
 
-void Ef14::require_fit(const CodecText& plan, const Codec& codec) const {
-  if (!codec.traits().leaves_error) plan.refuse("this codec leaves no error that could be fed back");
-  if (kept_ == Kept::in_8_bits) require_one_sum_fits(plan, codec);
+void Ef14::require_fit(const CodecText& text, const Codec& codec) const {
+  if (!codec.traits().leaves_error) text.refuse("this codec leaves no error that could be fed back");
+  if (kept_ == Kept::in_8_bits) require_one_sum_fits(text, codec);
 }
 
 std::shared_ptr<FeedbackMemory> Ef14::remember(StateStore& store, std::size_t parameter) const {

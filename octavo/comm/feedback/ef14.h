@@ -33,9 +33,9 @@ class OCTAVO_API Ef14 final : public Feedback {
   explicit Ef14(double decay = 1, Kept kept = Kept::bfloat16) : decay_(decay), kept_(kept) {}
   std::string text() const override;
   std::vector<Role> roles() const override;
-  void require_fit(const CodecText& plan, const Codec& codec) const override;
+  void require_fit(const CodecText& text, const Codec& codec) const override;
   bool fits_exact_way() const override { return true; }
-  void require_fit(const CodecText& plan, const LinearMap& map) const override;
+  void require_fit(const CodecText& text, const LinearMap& map) const override;
   bool fits_kept_sums() const override { return true; }
   bool keeps_own_residual() const override { return true; }
   std::shared_ptr<FeedbackMemory> remember(StateStore& store, std::size_t parameter) const override;

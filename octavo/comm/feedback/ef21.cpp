@@ -65,10 +65,10 @@ void Ef21Memory::decode(const SentPart& part, Store store, float* out, std::uint
                                   store, out, next, nonfinite);
 }
 
-void Ef21::require_fit(const CodecText& plan, const Codec& codec) const {
+void Ef21::require_fit(const CodecText& text, const Codec& codec) const {
   const CodecTraits& traits = codec.traits();
-  if (!traits.keeps_magnitude) plan.refuse("votes have no magnitude, which differences need");
-  if (!traits.leaves_error && traits.learnt_share == 1) plan.refuse("this codec leaves no error that could be made up");
+  if (!traits.keeps_magnitude) text.refuse("votes have no magnitude, which differences need");
+  if (!traits.leaves_error && traits.learnt_share == 1) text.refuse("this codec leaves no error that could be made up");
 }
 
 std::shared_ptr<FeedbackMemory> Ef21::remember(StateStore& store, std::size_t parameter) const {

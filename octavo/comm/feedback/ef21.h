@@ -25,7 +25,7 @@ class OCTAVO_API Ef21 final : public Feedback {
   std::string text() const override { return "ef21"; }
   std::vector<Role> roles() const override { return {kSentEstimate, kReceivedEstimates, kSharedEstimate}; }
   using Feedback::require_fit;
-  void require_fit(const CodecText& plan, const Codec& codec) const override;
+  void require_fit(const CodecText& text, const Codec& codec) const override;
   bool fits_exact_way() const override { return true; }
   bool keeps_estimates() const override { return true; }
   std::shared_ptr<FeedbackMemory> remember(StateStore& store, std::size_t parameter) const override;

@@ -42,42 +42,27 @@ constexpr Kind kKinds[] = {{"ef", make_ef14, roles_of_ef},
 
 }  // namespace
 
-void FeedbackMemory::begin(c10::Device, const Contribution&, float) {}
-
-void FeedbackMemory::encode(const SentPart& part, const EncodeInput& input) {
-  part.codec->encode(part.device, input, part.payload, nullptr);
-}
-
-void FeedbackMemory::decode(const SentPart& part, Store store, float* out, std::uint32_t* nonfinite) {
-  part.codec->decode(part.device, part.payload, store, out, nonfinite);
-}
-
-const std::shared_ptr<FeedbackMemory>& FeedbackMemory::none() {
-  static const auto memory = std::make_shared<FeedbackMemory>();
-  return memory;
-}
-
-void Feedback::require_fit(const CodecText& plan, const LinearMap&) const {
-  plan.refuse("a linear map takes only +ef, and a sketch also +fetchsgd");
+void Feedback::require_fit(const CodecText& text, const LinearMap&) const {
+  text.refuse("a linear map takes only +ef, and a sketch also +fetchsgd");
 }
 
 OwedByRange Feedback::owed(const KeptByRole&, const ParameterInfo&, int, int) const { return {}; }
 
-void Feedback::require_one_sum_fits(const CodecText& plan, const Codec& codec) {
+void Feedback::require_one_sum_fits(const CodecText& text, const Codec& codec) {
   if (!codec.traits().weighs_residual) return;
-  plan.refuse(codec.text() + " measures values without what is owed, which this feedback adds to them: use " +
+  text.refuse(codec.text() + " measures values without what is owed, which this feedback adds to them: use " +
               codec.text() + "+ef");
 }
 
-void Feedback::require_ways_fit(const CodecText& plan, const Codec& up, const Codec& down) const {
+void Feedback::require_ways_fit(const CodecText& text, const Codec& up, const Codec& down) const {
   const bool both = !fits_exact_way() || (up.traits().is_exact() && down.traits().is_exact());
   for (const Codec* const codec : {&up, &down}) {
-    if (both || !codec->traits().is_exact()) require_fit(plan, *codec);
+    if (both || !codec->traits().is_exact()) require_fit(text, *codec);
   }
 }
 
-FeedbackPtr make_feedback(const CodecText& plan, std::string_view piece) {
-  const CodecText wanted = CodecText::parse(plan.plan, piece);
+FeedbackPtr make_feedback(const CodecText& text, std::string_view piece) {
+  const CodecText wanted = CodecText::parse(text.plan, piece);
   for (const Kind& kind : kKinds) {
     if (kind.name == wanted.name) return kind.make(wanted);
   }

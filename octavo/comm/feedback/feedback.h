@@ -31,15 +31,15 @@ class OCTAVO_API Feedback {
   virtual std::string text() const = 0;
   virtual std::vector<Role> roles() const = 0;
   /// Refuses a codec with which this kind makes no sense.
-  virtual void require_fit(const CodecText& plan, const Codec& codec) const = 0;
+  virtual void require_fit(const CodecText& text, const Codec& codec) const = 0;
   /// Whether the codec of one way may be exact. This kind then does nothing on that way.
   virtual bool fits_exact_way() const { return false; }
   /// Refuses a codec that must know values and residual apart, for kinds that give it their sum.
-  static void require_one_sum_fits(const CodecText& plan, const Codec& codec);
+  static void require_one_sum_fits(const CodecText& text, const Codec& codec);
   /// Refuses the codecs of the two ways where they make no sense together with this kind.
-  void require_ways_fit(const CodecText& plan, const Codec& up, const Codec& down) const;
+  void require_ways_fit(const CodecText& text, const Codec& up, const Codec& down) const;
   /// Refuses a linear map, or leaves the feedback to the map, which does it in its own way (LinearMap).
-  virtual void require_fit(const CodecText& plan, const LinearMap& map) const;
+  virtual void require_fit(const CodecText& text, const LinearMap& map) const;
   /// Whether both ends of a way keep an estimate of the values, which EncodeInput then has.
   virtual bool keeps_estimates() const { return false; }
   /// Whether this kind works where owners keep the sums to themselves (Contribution::owner_keeps_sum).
@@ -74,7 +74,7 @@ class OCTAVO_API Feedback {
 using FeedbackPtr = std::shared_ptr<const Feedback>;
 
 /// Makes the kind that a piece of a plan, without its '+', names; null where it names none.
-OCTAVO_API FeedbackPtr make_feedback(const CodecText& plan, std::string_view piece);
+OCTAVO_API FeedbackPtr make_feedback(const CodecText& text, std::string_view piece);
 
 /// Return the names and the roles of all kinds.
 OCTAVO_API std::vector<std::string> feedback_names();

@@ -9,14 +9,14 @@ std::string FetchSgd::text() const {
 
 std::vector<Role> FetchSgd::roles() const { return {kVelocity}; }
 
-void FetchSgd::require_fit(const CodecText& plan, const Codec&) const {
-  plan.refuse(
+void FetchSgd::require_fit(const CodecText& text, const Codec&) const {
+  text.refuse(
       "fetchsgd keeps its momentum in a sketch, as in sketch:0.1+fetchsgd: of a codec take dgc, as in topk:0.01+dgc");
 }
 
-void FetchSgd::require_fit(const CodecText& plan, const LinearMap& map) const {
+void FetchSgd::require_fit(const CodecText& text, const LinearMap& map) const {
   if (!map.keeps_momentum())
-    plan.refuse("fetchsgd keeps its momentum in a sketch of estimates, as in sketch:0.1+fetchsgd");
+    text.refuse("fetchsgd keeps its momentum in a sketch of estimates, as in sketch:0.1+fetchsgd");
 }
 
 std::shared_ptr<FeedbackMemory> FetchSgd::remember(StateStore& store, std::size_t parameter) const {

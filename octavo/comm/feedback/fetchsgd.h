@@ -19,8 +19,8 @@ class OCTAVO_API FetchSgd final : public Feedback {
 
   std::string text() const override;
   std::vector<Role> roles() const override;
-  void require_fit(const CodecText& plan, const Codec& codec) const override;
-  void require_fit(const CodecText& plan, const LinearMap& map) const override;
+  void require_fit(const CodecText& text, const Codec& codec) const override;
+  void require_fit(const CodecText& text, const LinearMap& map) const override;
   /// Makes the memory for tensors that are sent as they are.
   std::shared_ptr<FeedbackMemory> remember(StateStore& store, std::size_t parameter) const override;
   std::optional<double> momentum() const override { return momentum_; }

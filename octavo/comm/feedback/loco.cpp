@@ -12,9 +12,9 @@ std::string Loco::text() const {
   return beta_ == kBeta ? "loco" : "loco:" + shortest(beta_);
 }
 
-void Loco::require_fit(const CodecText& plan, const Codec& codec) const {
-  if (!codec.traits().leaves_error) plan.refuse("this codec leaves no error that could be fed back");
-  require_one_sum_fits(plan, codec);
+void Loco::require_fit(const CodecText& text, const Codec& codec) const {
+  if (!codec.traits().leaves_error) text.refuse("this codec leaves no error that could be fed back");
+  require_one_sum_fits(text, codec);
 }
 
 std::shared_ptr<FeedbackMemory> Loco::remember(StateStore& store, std::size_t parameter) const {

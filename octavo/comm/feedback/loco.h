@@ -23,7 +23,7 @@ class OCTAVO_API Loco final : public Feedback {
   std::string text() const override;
   std::vector<Role> roles() const override;
   using Feedback::require_fit;
-  void require_fit(const CodecText& plan, const Codec& codec) const override;
+  void require_fit(const CodecText& text, const Codec& codec) const override;
   bool fits_kept_sums() const override { return true; }
   std::shared_ptr<FeedbackMemory> remember(StateStore& store, std::size_t parameter) const override;
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "octavo/comm/contribution.h"
-#include "octavo/comm/layout.h"
+#include "octavo/comm/message_layout.h"
 #include "octavo/comm/wire.h"
 #include "octavo/export.h"
 

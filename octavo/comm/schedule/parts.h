@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-#include "octavo/comm/layout.h"
+#include "octavo/codec/codec.h"
 
 namespace octavo {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "octavo/comm/contribution.h"
-#include "octavo/comm/layout.h"
+#include "octavo/comm/message_layout.h"
 #include "octavo/comm/schedule/parts.h"
 
 namespace octavo {

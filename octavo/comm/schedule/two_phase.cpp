@@ -73,13 +73,13 @@ void TwoPhase::keep_here(const Contribution& tensor, double divisor, std::uint32
   constexpr std::uint64_t kPart = 1U << 20;
   const Codec& exact = block_coding(BlockCodec::fp32);
   const bool is_alone = up_.stays_here();
-  const float of_equal = is_alone ? 1.0F : static_cast<float>(wire_.world_size() / divisor);  // sum of W equal values
+  const float sum_of_equal = is_alone ? 1.0F : static_cast<float>(wire_.world_size() / divisor);  // sum of W equal values
   for (std::uint64_t first = 0; first < tensor.count; first += kPart) {
     const std::uint64_t count = std::min(kPart, tensor.count - first);
     const PayloadPart part = {reserve_on_device(exact_, exact.payload_bytes(count), device_), count, {0, count}};
     const FloatPart values(device_, tensor, first, count);
     EncodeInput input = tensor.input(first, values.load());
-    input.momentum_weight *= of_equal;
+    input.momentum_weight *= sum_of_equal;
     exact.encode(device_, input, part, nullptr);
     if (!is_alone) floats_at(values.data(), count, device_).zero_();  // a rank's -0 becomes the 0 of all ranks
     exact.decode(device_, part, is_alone ? Store::assign : Store::add, values.data(), nonfinite);

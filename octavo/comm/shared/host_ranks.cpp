@@ -219,7 +219,7 @@ std::uint8_t* HostRanks::await_posted(int sender, std::uint32_t number, std::uin
          sender, ", which sends ", posted.bytes, ": all ranks must make the same calls in the same order", kRebuild);
   }
   if (posted.bytes > memory.name().capacity || posted.offset > memory.name().capacity - posted.bytes) {
-    fail(ErrorCode::communication, kSharedMemoryWhere, "rank ", sender, " says that it has laid out ", posted.bytes,
+    fail(ErrorCode::communication, kSharedMemoryWhere, "rank ", sender, " says that it has published ", posted.bytes,
          " bytes for rank ", rank_, " at byte ", posted.offset, ", which is not in its memory: that was overwritten",
          kRebuild);
   }

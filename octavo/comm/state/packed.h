@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "octavo/codec/codec.h"
-#include "octavo/comm/layout.h"
+#include "octavo/comm/ownership.h"
 
 /// What is kept in 8 bits for each element, as uint8: for each range with an owner a payload of int8 blocks. The
 /// payloads lie one after another in rank order. A role of that dtype is kept so.

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "octavo/comm/layout.h"
+#include "octavo/comm/ownership.h"
 
 /// What is kept of one tensor from step to step, redistributed over a world of another size.
 ///

@@ -21,9 +21,9 @@ StateStore::StateStore(std::vector<ParameterInfo> parameters, std::vector<Role> 
       world_size_(world_size),
       memory_(std::make_shared<StateMemory>(std::move(paging))) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) index_.emplace(parameters_[i].name, i);
-  std::vector<Versioned> of_one;
-  for (const Role& role : roles_) of_one.emplace_back(role.dtype, memory_);
-  tensors_.assign(parameters_.size(), of_one);
+  std::vector<Versioned> empty;
+  for (const Role& role : roles_) empty.emplace_back(role.dtype, memory_);
+  tensors_.assign(parameters_.size(), empty);
   was_sent_.assign(parameters_.size(), false);
 }
 

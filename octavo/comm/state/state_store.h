@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "octavo/comm/layout.h"
+#include "octavo/comm/parameter_info.h"
 #include "octavo/comm/state/versioned.h"
 #include "octavo/export.h"
 

@@ -15,7 +15,7 @@ from octavo.hooks import OwnHook, while_alive
 from octavo.optim.base import CheckedOptimizer, not_compiled, unwrapped
 
 if TYPE_CHECKING:
-    from octavo.handle import Handle
+    from octavo.compression.handle import Handle
 
 
 class JoinedOptimizer(CheckedOptimizer):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from octavo._C import ZeroOneKind, zero_one_kind
 
 if TYPE_CHECKING:
-    from octavo.handle import Handle
+    from octavo.compression.handle import Handle
 
 VARIANCE, SYNC, LOCAL = ZeroOneKind.variance, ZeroOneKind.sync, ZeroOneKind.local
 SCHEDULE = ("var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper")

@@ -75,9 +75,9 @@ class Options:
     optimizer: str = option(
         "auto",
         f"{either([name for name in OPTIMIZERS if name not in FUSED])}; fused, some with states of fewer bits, or "
-        f"paged, as is then what the exchange remembers, but not with --outer: {', '.join(FUSED)}. With --zero adamw "
-        "or a fused one, lion32bit in the place of lion. auto is onebit-adamw for sign and sign+ef, signum for "
-        "sign-vote, otherwise, and with --zero or --outer, adamw.",
+        f"paged: {', '.join(FUSED)}. With a paged one what the exchange remembers is paged, too, except with --outer. "
+        "With --zero adamw or a fused one, lion32bit in the place of lion. auto is onebit-adamw for sign and sign+ef, "
+        "signum for sign-vote, otherwise, and with --zero or --outer, adamw.",
     )
     zero: int = option(
         0,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from octavo.handle import Handle
+from octavo.compression.handle import Handle
 
 if TYPE_CHECKING:
     from octavo.zero.engine import ZeroEngine

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import islice
 
 
 class Visits:
@@ -35,7 +36,7 @@ class Visits:
     def transfer_at(self, place: int, transfer_bytes: int) -> Collection[int]:
         """Returns the parameters of the visits from ``place`` on, until they have ``transfer_bytes``."""
         sizes: dict[int, int] = {}  # of each parameter
-        for module in self._before[place:]:
+        for module in islice(self._before, place, None):
             sizes.update((id, self._sizes[id]) for id in self._own[module])
             if sum(sizes.values()) >= transfer_bytes:
                 break
@@ -63,7 +64,7 @@ class Visits:
             return False
         between = {parameter}
         needed = self._sizes[parameter]
-        for module in self._before[place:]:
+        for module in islice(self._before, place, None):
             for other in self._own[module]:
                 if other == parameter:
                     return True

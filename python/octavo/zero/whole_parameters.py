@@ -72,7 +72,7 @@ class WholeParameters:
             self._engine.gather_into(GRAPH, needed, [self._wholes[id] for id in needed])
         except BaseException:  # where there is no memory, what has not arrived may be gathered again
             for id in needed:
-                if has_memory and self._engine.is_gathered(id):
+                if has_memory and self._engine.has_valid_values(id):
                     self.there.add(id)
                     continue
                 with suppress(ValueError):  # of one whose transfer was lost on its way, and may still write to it

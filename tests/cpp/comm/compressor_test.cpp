@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "octavo/comm/layout.h"
+#include "octavo/comm/parameter_info.h"
 #include "octavo/kernels/error.h"
 #include "tests/cpp/compressor_steps.h"
 #include "tests/cpp/ranks.h"

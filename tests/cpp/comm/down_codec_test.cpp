@@ -9,7 +9,7 @@
 #include "octavo/codec/registry.h"
 #include "octavo/comm/all_reduce.h"
 #include "octavo/comm/compressor.h"
-#include "octavo/comm/layout.h"
+#include "octavo/comm/ownership.h"
 #include "octavo/kernels/error.h"
 #include "tests/cpp/compressor_steps.h"
 #include "tests/cpp/ranks.h"

@@ -10,7 +10,8 @@
 #include <limits>
 
 #include "octavo/comm/compressor.h"
-#include "octavo/comm/layout.h"
+#include "octavo/comm/ownership.h"
+#include "octavo/comm/parameter_info.h"
 #include "octavo/kernels/error.h"
 #include "tests/cpp/compressor_steps.h"
 #include "tests/cpp/ranks.h"

@@ -8,7 +8,8 @@
 #include <string>
 
 #include "octavo/comm/compressor.h"
-#include "octavo/comm/layout.h"
+#include "octavo/comm/ownership.h"
+#include "octavo/comm/parameter_info.h"
 #include "tests/cpp/ranks.h"
 
 namespace octavo {

@@ -7,7 +7,8 @@
 
 #include "octavo/comm/compressor.h"
 #include "octavo/comm/fsdp_hook.h"
-#include "octavo/comm/layout.h"
+#include "octavo/comm/ownership.h"
+#include "octavo/comm/parameter_info.h"
 #include "octavo/kernels/error.h"
 #include "tests/cpp/ranks.h"
 

@@ -7,7 +7,7 @@
 #include "octavo/codec/registry.h"
 #include "octavo/comm/all_reduce.h"
 #include "octavo/comm/compressor.h"
-#include "octavo/comm/layout.h"
+#include "octavo/comm/parameter_info.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
 #include "tests/cpp/compressor_steps.h"

@@ -246,15 +246,22 @@ TEST(UnlikeRanksTest, AGatherWhereAnotherRankAddsUpIsFound) {
 TEST(UnlikeRanksTest, OtherPlansSeedsAndParametersAreFoundBeforeTheFirstStep) {
   struct Arguments {
     std::string plan = "dense";
-    std::uint64_t count = 1000, seed = 0;
+    ParameterInfo parameter = {"w", 1000, false};
+    std::uint64_t seed = 0;
   };
-  for (const Arguments& other :
-       {Arguments{}, Arguments{.plan = "int4+ef"}, Arguments{.count = 1200}, Arguments{.seed = 3}}) {
-    const bool is_same = other.plan == "dense" && other.count == 1000 && other.seed == 0;
+  const std::vector<Arguments> all = {{},
+                                      {.plan = "int4+ef"},
+                                      {.parameter = {"w", 1200, false}},
+                                      {.parameter = {"v", 1000, false}},
+                                      {.parameter = {"w", 1000, true}},
+                                      {.parameter = {"w", 1000, false, 10}},
+                                      {.seed = 3}};
+  for (const Arguments& other : all) {
+    const bool is_same = &other == &all.front();
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
       const Arguments own = rank == 0 ? Arguments{} : other;
       Compressor compressor(std::make_unique<Wire>(backend, std::chrono::seconds(20)), Plan::parse(own.plan),
-                            {{"w", own.count, false}}, {.seed = own.seed});
+                            {own.parameter}, {.seed = own.seed});
       if (is_same) return compressor.require_same_on_all_ranks();
       EXPECT_NE(refusal_of([&] { compressor.require_same_on_all_ranks(); }, ErrorCode::communication)
                     .find("have another plan, seed or other parameters"),

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
-from octavo.ddp import _members_per_host
+from octavo.compression.ddp import _members_per_host
 
 Run = tuple[DistributedDataParallel, octavo.Handle, torch.optim.Optimizer]
 

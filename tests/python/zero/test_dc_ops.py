@@ -299,6 +299,14 @@ def deepspeeds_compiled(rank: int, backend: str) -> None:
         dc.end_backward([reduced], mine.graph, True)
         return gradient + 1
 
+    def unknown(anchor: Tensor, op: Any) -> Tensor:
+        op(anchor, mine.graph, 77)
+        return torch.zeros(1)
+
+    for op in (dc.offload_parameter, dc.reload_parameter):
+        with pytest.raises(ValueError, match="parameter 77 does not belong to this graph"):
+            torch.compile(unknown, backend=backend, fullgraph=True)(torch.empty(3), op)
+
     sent = mine.engine.sent_bytes()
     mine.engine.start_backward(True)
     torch.compile(backward, backend=backend, fullgraph=True)(torch.empty(SHAPES[3]), whole_of(3))

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from octavo import _C
 from octavo._C import Plan
-from octavo.handle import Handle
+from octavo.compression.handle import Handle
 from octavo.hooks import OwnHook
 from octavo.optim.joined import joined_optimizer, require_no_momentum
 from octavo.parameters import Exempt, Row, exempt_by_name, plain_name, require_kernels, table_of
@@ -173,13 +173,13 @@ def compress_fsdp(
         difference = difference_between_ranks(meeting, agreed, dist.get_process_group_ranks(group), difference)
     refuse_difference(difference, dist.get_rank(), agreed, "fsdp.compress")
     setting = dict(timeout_s=timeout_s, paging=paging, seed=seed)
-    compressor, layout = _compressor(meetings, replicas, shards, plan, table, parameters.values(), **setting)
+    compressor, covers = _compressor(meetings, replicas, shards, plan, table, parameters.values(), **setting)
     # FSDP2 calls no reduce-scatter where one rank has all shards, but it calls the hook of its all-reduce
     by_all_reduce = replicas is not None or shards.size() == 1
     _attach(model, compressor, groups, list(parameters.values()), shards.size(), by_all_reduce=by_all_reduce)
     _compressed.add(model)
     unmovable = [name for name, p in parameters.items() if _shard_dim(p) != 0 and replicas is None]
-    return ShardedHandle(compressor, parameters, model, unmovable, layout=layout, optimizer=optimizer, scaler=scaler)
+    return ShardedHandle(compressor, parameters, model, unmovable, covers=covers, optimizer=optimizer, scaler=scaler)
 
 
 def _compressor(
@@ -191,13 +191,13 @@ def _compressor(
     parameters: Iterable[DTensor],
     **setting: Any,
 ) -> tuple["_C.Compressor", str]:
-    """Returns this rank's compressor, and the layout of its states (``Handle``)."""
+    """Returns this rank's compressor, and what its states cover (``Handle``)."""
     if replicas is None:
         rows = [_row(p) for p in parameters]
         return _C.shard_compressor(meetings[shards].connect(), plan, table, rows, **setting), "shards"
     named = ((meetings[group].connect(), dist.get_process_group_ranks(group)) for group in (replicas, shards))
-    layout = f"replicas of shard {shards.rank()} of {shards.size()}"
-    return _C.replica_compressor(*named, plan, table, **setting), layout
+    covers = f"replicas of shard {shards.rank()} of {shards.size()}"
+    return _C.replica_compressor(*named, plan, table, **setting), covers
 
 
 def _attach(

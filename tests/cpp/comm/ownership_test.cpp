@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/comm/layout.h"
+// Who owns which elements, and where they lie in messages.
+#include "octavo/comm/ownership.h"
 
 #include <gtest/gtest.h>
 
 #include "octavo/codec/block_coding.h"
+#include "octavo/comm/message_layout.h"
 
 namespace octavo {
 
 namespace {
 
-TEST(Layout, TheSentPartIsAllButTheOwnRange) {
+TEST(Ownership, TheSentPartIsAllButTheOwnRange) {
   for (const int world : {1, 2, 3, 8}) {
     for (const std::uint64_t count : {0ULL, 1ULL, 64ULL, 1000ULL, 5001ULL}) {
       for (int rank = 0; rank < world; ++rank) {
@@ -27,7 +29,7 @@ TEST(Layout, TheSentPartIsAllButTheOwnRange) {
   }
 }
 
-TEST(Layout, RangesCoverEveryElementOnce) {
+TEST(Ownership, RangesCoverEveryElementOnce) {
   for (const std::uint64_t count : {0UL, 1UL, 63UL, 64UL, 65UL, 1000UL, (1UL << 33) + 5}) {
     for (const int world : {1, 2, 3, 4, 7, 64}) {
       std::uint64_t next = 0;
@@ -41,7 +43,7 @@ TEST(Layout, RangesCoverEveryElementOnce) {
   }
 }
 
-TEST(Layout, PiecesLieBehindTheHeaderAndDoNotOverlap) {
+TEST(MessageLayout, PiecesLieBehindTheHeaderAndDoNotOverlap) {
   const std::vector<EncodedTensor> tensors = {{1000, &block_coding(BlockCodec::sign)},
                                               {0, &block_coding(BlockCodec::fp32)},
                                               {3, &block_coding(BlockCodec::fp32)},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/comm/layout.h"
+#include "octavo/comm/ownership.h"
 
 #include <algorithm>
 
@@ -17,11 +17,6 @@ std::uint64_t Ownership::range_size(std::uint64_t count, int world_size) const {
   return round_up(equal, unit);
 }
 
-std::uint64_t rows_of(std::span<const std::int64_t> sizes) {
-  const bool is_empty = std::ranges::find(sizes, 0) != sizes.end();
-  return sizes.size() > 1 && !is_empty ? static_cast<std::uint64_t>(sizes.front()) : 1;
-}
-
 Range owned_range(std::uint64_t count, int rank, int world_size, Ownership ownership) {
   if (rank < 0 || rank >= world_size) {
     fail(ErrorCode::invalid_argument, "comm.owned_range", "expected a rank below a positive number of ranks, got ",
@@ -35,22 +30,6 @@ Range owned_range(std::uint64_t count, int rank, int world_size, Ownership owner
 OthersRanges others_ranges(std::uint64_t count, int rank, int world_size, Ownership ownership) {
   const Range own = owned_range(count, rank, world_size, ownership);
   return {count - own.count, own};
-}
-
-std::vector<Message> cut(std::span<const EncodedTensor> tensors, int world_size, std::uint64_t header_bytes) {
-  std::vector<Message> messages(static_cast<std::size_t>(world_size));
-  for (int owner = 0; owner < world_size; ++owner) {
-    Message& message = messages[static_cast<std::size_t>(owner)];
-    message.bytes = header_bytes;
-    for (std::uint32_t tensor = 0; tensor < tensors.size(); ++tensor) {
-      const auto [count, codec, ownership] = tensors[tensor];
-      const Range range = owned_range(count, owner, world_size, ownership);
-      if (range.count == 0) continue;
-      message.pieces.push_back({tensor, range, codec, message.bytes});
-      message.bytes += whole_words(codec->payload_bytes(range.count));
-    }
-  }
-  return messages;
 }
 
 }  // namespace octavo

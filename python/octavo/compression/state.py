@@ -18,14 +18,14 @@ _VALUES = (
     *("worker", "owner", "own", "residual", "momentum", "update", "velocity", "owed", "owed_to_all"),
     *("sent_estimate", "received_estimates", "shared_estimate"),
 )
-#: The layout of states whose ranks hold copies of the whole model. A handle refuses states of another layout.
+#: What states cover where ranks hold copies of the whole model. A handle refuses states that cover something else.
 WHOLE_MODEL = "the model"
 
 
-def states_of_one_run(state: State | Sequence[State], layout: str) -> list[State]:
-    """Returns those states that a handle of this ``layout`` can read, out of what ``Handle.load_state_dict`` was given.
-    They are states of different ranks of one world. Raises what ``load_state_dict`` raises for states that do not
-    fit."""
+def states_of_one_run(state: State | Sequence[State], covers: str) -> list[State]:
+    """Returns those states that a handle can read that ``covers`` this, out of what ``Handle.load_state_dict`` was
+    given. They are states of different ranks of one world. Raises what ``load_state_dict`` raises for states that do
+    not fit."""
     states = [state] if isinstance(state, Mapping) else list(state) if isinstance(state, Iterable) else []
     if not states or not all(isinstance(one, Mapping) for one in states):
         raise TypeError("[handle.load_state_dict] pass what state_dict() returned, on this rank or on all ranks")
@@ -35,12 +35,12 @@ def states_of_one_run(state: State | Sequence[State], layout: str) -> list[State
             f"[handle.load_state_dict] this version of Octavo reads states of schema {SCHEMA}, this one has "
             f"{', '.join(sorted(schemas))}: start with an empty state"
         )
-    layouts = {str(one.get("layout", WHOLE_MODEL)) for one in states}
-    states = [one for one in states if one.get("layout", WHOLE_MODEL) == layout]
+    covered = {str(one.get("layout", WHOLE_MODEL)) for one in states}
+    states = [one for one in states if one.get("layout", WHOLE_MODEL) == covers]
     if not states:
         raise ValueError(
-            f"[handle.load_state_dict] these are residuals of {', '.join(sorted(layouts))}, and this handle keeps "
-            f"those of {layout}: load the states of a model that was wrapped and sharded as this one is, or start with "
+            f"[handle.load_state_dict] these are residuals of {', '.join(sorted(covered))}, and this handle keeps "
+            f"those of {covers}: load the states of a model that was wrapped and sharded as this one is, or start with "
             f"an empty state"
         )
     for one in states:

@@ -6,13 +6,13 @@ from torch import library
 from torch._library.effects import EffectType
 
 #: Of ``torch.ops.dc``. ``wait_allgather`` and ``release_param`` return their argument, which ``torch.compile`` refuses.
+#: ``free_tensors`` may be left out: Inductor itself reuses the memory of what nobody reads any more.
 WITH_EFFECTS = (
     "reduce_grad",
     "end_backward",
     "prefetch_params_fused",
     "offload_parameter",
     "reload_parameter",
-    "free_tensors",
 )
 
 for _name in WITH_EFFECTS:

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "octavo/codec/codec.h"
 #include "octavo/export.h"
 
-/// Who owns which elements, and where they lie in a message.
+/// Who owns which elements.
 ///
 /// Every rank owns one range of every tensor. The range depends only on the tensor's shape and the world's size, never
 /// on how tensors share a bucket: DDP rebuilds its buckets after the first step, and what an owner remembers must
@@ -34,28 +30,6 @@ struct OCTAVO_API Ownership {
   std::uint64_t range_size(std::uint64_t count, int world_size) const;
 };
 
-/// What averaging a parameter's gradients must know of it.
-struct ParameterInfo {
-  std::string name;
-  std::uint64_t count;  // real numbers: two for each element of a complex parameter
-  bool exempt;          // it is sent in float32
-  /// Of the parameter as a matrix: its first dimension, or 1 where it has only one (rows_of). A matrix that has 1 here
-  /// takes more bytes by `powersgd` than by `dense`, since its factors are a row and a number.
-  std::uint64_t rows = 1;
-  Ownership ownership = Ownership::even();
-};
-
-/// Where a parameter's gradient lies in a bucket.
-struct Slot {
-  std::size_t parameter;  // index into the ParameterInfos
-  std::uint64_t offset;   // in elements of the bucket
-  /// The gradient's address where it lies outside the bucket, in memory that belongs to the job; null: in the bucket.
-  void* apart = nullptr;
-};
-
-/// Returns ParameterInfo::rows of a tensor of these sizes; 1 where it has one dimension or no elements.
-OCTAVO_API std::uint64_t rows_of(std::span<const std::int64_t> sizes);
-
 /// Returns the range of a tensor of `count` elements that `rank` of `world_size` owns.
 OCTAVO_API Range owned_range(std::uint64_t count, int rank, int world_size, Ownership ownership = Ownership::even());
 
@@ -70,34 +44,5 @@ struct OCTAVO_API OthersRanges {
 /// Returns the ranges of a tensor of `count` elements that others than `rank` of `world_size` own.
 OCTAVO_API OthersRanges others_ranges(std::uint64_t count, int rank, int world_size,
                                       Ownership ownership = Ownership::even());
-
-/// A tensor's range inside a message.
-struct Piece {
-  std::uint32_t tensor = 0;  // index in the bucket
-  Range range;               // of the tensor
-  const Codec* codec = nullptr;
-  std::uint64_t offset = 0;  // where its payload begins, in bytes from the message's start
-
-  /// Returns a part of the piece, in the message that begins at `message`.
-  PayloadPart part(std::uint8_t* message, Range part, std::uint64_t key) const {
-    return {message + offset, range.count, part, key};
-  }
-};
-
-/// What one rank sends another in one phase: a header, then the payloads of all ranges that one rank owns.
-struct Message {
-  std::vector<Piece> pieces;
-  std::uint64_t bytes = 0;
-};
-
-/// A tensor of a bucket, as messages are cut from it.
-struct EncodedTensor {
-  std::uint64_t count = 0;
-  const Codec* codec = nullptr;
-  Ownership ownership = Ownership::even();
-};
-
-/// Returns the messages of a bucket's tensors, one for each owner, in rank order.
-OCTAVO_API std::vector<Message> cut(std::span<const EncodedTensor> tensors, int world_size, std::uint64_t header_bytes);
 
 }  // namespace octavo

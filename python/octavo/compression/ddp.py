@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from octavo import _C
 from octavo._C import Plan
-from octavo.handle import Handle
-from octavo.handle_state import WHOLE_MODEL
+from octavo.compression.handle import Handle
+from octavo.compression.state import WHOLE_MODEL
 from octavo.hooks import OwnHook
 from octavo.optim.joined import JoinedOptimizer, joined_optimizer, require_no_momentum
 from octavo.parameters import Exempt, Row, exempt_by_name, plain_name, require_kernels, table_of
@@ -66,13 +66,13 @@ def compress_ddp(
         "ddp.compress",
     )
     setting = dict(timeout_s=timeout_s, paging=paging, seed=seed)
-    compressor, layout = _compressor(rendezvous, model.process_group, host_size, later_plan, table, **setting)
+    compressor, covers = _compressor(rendezvous, model.process_group, host_size, later_plan, table, **setting)
     if first_plan != later_plan:
         compressor.set_plan(first_plan)  # both have been checked now, before anything has changed
     delivered = _register_hook(model, compressor, list(parameters.values()))
     _watch_frozen(model)
     handle = Handle(
-        compressor, parameters, model, layout=layout, delivered=delivered, optimizer=joined or optimizer, scaler=scaler
+        compressor, parameters, model, covers=covers, delivered=delivered, optimizer=joined or optimizer, scaler=scaler
     )
     if joined is not None:
         joined._join(handle, plan)
@@ -191,7 +191,7 @@ def _compressor(
     table: list[Row],
     **setting: Any,
 ) -> tuple["_C.Compressor", str]:
-    """Returns this rank's compressor, and the layout of its states (``Handle``)."""
+    """Returns this rank's compressor, and what its states cover (``Handle``)."""
     if host_size == 1:
         return _C.Compressor(rendezvous.connect(), plan, table, **setting), WHOLE_MODEL
     if host_size == 0 or group.size() % host_size:
@@ -203,5 +203,5 @@ def _compressor(
     host, place = divmod(group.rank(), host_size)
     alike, neighbours = range(place, group.size(), host_size), range(host * host_size, (host + 1) * host_size)
     between, in_host = ((rendezvous.connect(ranks), ranks) for ranks in (alike, neighbours))
-    layout = f"part {place} of {host_size} of the model on each host"
-    return _C.host_compressor(between, in_host, plan, table, **setting), layout
+    covers = f"part {place} of {host_size} of the model on each host"
+    return _C.host_compressor(between, in_host, plan, table, **setting), covers

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from octavo._C import Plan
 from octavo.arguments import paging_of, require_seed
-from octavo.ddp import compress_ddp
-from octavo.handle import Handle
+from octavo.compression.ddp import compress_ddp
+from octavo.compression.handle import Handle
 from octavo.parameters import Exempt
 from octavo.plan import as_plan
 
@@ -100,7 +100,7 @@ def compress(
     paging = paging_of(is_paged, page_dir, "compression.compress")
     model = _unwrapped(model)
     if _is_sharded(model):
-        from octavo.fsdp import compress_fsdp  # takes a second to import
+        from octavo.compression.fsdp import compress_fsdp  # takes a second to import
 
         if ranks_per_host is not None:
             raise ValueError(

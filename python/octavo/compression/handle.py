@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from octavo import _C
 from octavo._C import Plan
 from octavo.arguments import is_number
-from octavo.handle_momenta import SendsMomenta
-from octavo.handle_state import (
+from octavo.compression.momenta import SendsMomenta
+from octavo.compression.state import (
     SCHEMA,
     WHOLE_MODEL,
     State,
@@ -53,16 +53,17 @@ class Handle(SendsMomenta):
         parameters: Mapping[str, nn.Parameter],
         model: nn.Module,
         *,
-        layout: str = WHOLE_MODEL,
+        covers: str = WHOLE_MODEL,
         delivered: Callable[[], int] = lambda: 0,
         optimizer: Optimizer | None = None,
         scaler: "torch.amp.GradScaler | None" = None,
     ):
-        """``layout``: what the ranks whose states go together hold copies of. ``delivered``: returns how many backward
-        passes' averages a hook of DDP has delivered. ``optimizer`` and ``scaler``: those of ``octavo.compress``."""
+        """``covers``: the part of the model of which the ranks hold copies, in words. A state of another part cannot be
+        loaded. ``delivered``: returns how many backward passes' averages a hook of DDP has delivered. ``optimizer`` and
+        ``scaler``: those of ``octavo.compress``."""
         super().__init__(compressor, parameters, delivered, scaler)
         self._model = model  # whose hooks exchange gradients: it lives as long as the handle
-        self._layout = layout
+        self._covers = covers
         self._given = None if optimizer is None else weakref.ref(unwrapped(optimizer))  # it may refer to the handle
         if scaler is not None:  # the hook refers to no handle, which refers to the model
             model.register_forward_pre_hook(OwnHook(lambda *_: compressor.set_gradient_scale(scaler.get_scale())))
@@ -181,7 +182,7 @@ class Handle(SendsMomenta):
             "plan": str(self.plan),
             "rank": self._compressor.rank,
             "world_size": self._compressor.world_size,
-            "layout": self._layout,
+            "layout": self._covers,
             "memory_orders": dumps(memory_orders(self._parameters)),
             "step": kept.step,
             "seed": kept.seed,
@@ -205,7 +206,7 @@ class Handle(SendsMomenta):
         of the next step does not use is dropped in that step. Raises ValueError where a state does not fit; nothing
         changes then.
         """
-        states = states_of_one_run(state, self._layout)
+        states = states_of_one_run(state, self._covers)
         for one in states:
             require_memory_orders(self._parameters, memory_orders_in(one), "handle.load_state_dict")
         ours, size = (self._compressor.rank, self._compressor.world_size), int(states[0]["world_size"])
