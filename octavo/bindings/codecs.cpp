@@ -22,7 +22,8 @@ const Codec& codec_of(const Plan& plan) {
        " maps whole tensors, by their shape, in several rounds: it has no payload; octavo.all_reduce runs it");
 }
 
-constexpr const char* kPlanDocs = R"doc(How values are sent: the codec, its error feedback, and rules for some parameters.
+constexpr const char* kPlanDocs =
+    R"doc(How values are sent: the codec, its error feedback, and rules for some parameters.
 
 Plan(text) parses a text such as "int4+ef", "topk:0.01+ef+warmup:200" or "int4+ef;*embed*=dense"; docs/gradients.md lists
 all plans. Raises ValueError, which says what would work, for a text that is none. Plans are immutable, are equal where

@@ -73,7 +73,8 @@ void TwoPhase::keep_here(const Contribution& tensor, double divisor, std::uint32
   constexpr std::uint64_t kPart = 1U << 20;
   const Codec& exact = block_coding(BlockCodec::fp32);
   const bool is_alone = up_.stays_here();
-  const float sum_of_equal = is_alone ? 1.0F : static_cast<float>(wire_.world_size() / divisor);  // sum of W equal values
+  const float sum_of_equal =
+      is_alone ? 1.0F : static_cast<float>(wire_.world_size() / divisor);  // sum of W equal values
   for (std::uint64_t first = 0; first < tensor.count; first += kPart) {
     const std::uint64_t count = std::min(kPart, tensor.count - first);
     const PayloadPart part = {reserve_on_device(exact_, exact.payload_bytes(count), device_), count, {0, count}};
