@@ -360,6 +360,7 @@ TEST(DeepCompileTextTest, UtilitiesSayWhatTheyHold) {
   EXPECT_EQ(dc::join_as_str(std::vector<int>{1, 22, 3}, " ", 4), "1 22...");
   EXPECT_EQ(dc::join_as_str(std::vector<int>{}), "");
   EXPECT_EQ(dc::join_as_str(std::vector<int>{1, 22, 3}, nullptr), "1223");
+  EXPECT_EQ(dc::join_as_str(std::vector<std::string>{"gr\u00f6\u00dfe"}, ",", 3), "gr...");  // not half of a character
   std::vector<float> values = {1, 2, 0.5};
   EXPECT_EQ(dc::tensorPtrToString(values.data(), 3), "1,2,0.5");
   at::Tensor bytes = at::tensor({1, 200}, at::kByte);

@@ -186,7 +186,7 @@ def test_the_help_says_what_an_option_does_with_every_plan():
     for plan in ("topk:0.01+dgc", "sketch:0.1+fetchsgd"):
         assert TrainConfig(plan=plan).resolved_beta1 == 0.9
         assert help_of["beta1"].count(plan.partition("+")[2]) == 2
-    assert "not with --outer" in help_of["optimizer"]
+    assert "is paged, too, except with --outer" in help_of["optimizer"]
 
 
 def test_a_config_is_frozen():

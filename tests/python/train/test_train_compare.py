@@ -121,8 +121,8 @@ def test_the_plans_of_a_comparison_have_the_precision_of_the_first(world, tmp_pa
 
 
 def test_a_comparison_that_makes_no_sense_is_refused_before_its_first_step(world, tmp_path):
-    config = nano_config(tmp_path, steps=4, zero=2, compare=("int4+ef", "powersgd:4"))
-    with pytest.raises(JobError, match="the plan powersgd:4 makes a linear map"):
+    config = nano_config(tmp_path, steps=4, zero=2, compare=("int4+ef", "int4+ef;none.*=int8+ef"))
+    with pytest.raises(JobError, match=r"the rule for none.+ fits no parameter"):
         run_comparison(config, world, None)
     assert {path.name for path in Path(config.out).rglob("*") if path.is_file()} <= {run_folder.LOCK}
 

@@ -214,7 +214,9 @@ def test_no_wait_is_longer_than_the_timeout_of_the_engine(two_ranks, what):
     early, late = two_ranks.run(wait_for_a_late_rank, what)
     assert early[0] > 0.9 * PATIENCE and early[1].startswith("TimeoutError: [zero.")
     assert f"] rank 0: a peer did not answer within {1000 * PATIENCE:g} ms" in early[1]
-    assert "] rank 1: an exchange with a peer failed" in late[1]
+    # whether rank 0's connection is closed by then depends on which of its two timers, c10d's or Gloo's, ends first
+    assert re.search(r"\] rank 1: (an exchange with a peer failed|a peer did not answer within)", late[1]), late[1]
+    assert late[0] < 2 * PATIENCE
     for _, said in (early, late):
         assert "then RuntimeError: [zero.step] an earlier error stopped this engine" in said
 
