@@ -51,13 +51,12 @@ void CustomOpExecutor::requireParam(long ds_id) const {
 void CustomOpExecutor::requireGradient(const at::Tensor& gradient, long ds_id) const {
   requireParam(ds_id);
   const DSParam& param = param_registry_->getParam(ds_id);
-  const auto whole = static_cast<std::int64_t>(productDim(param.getShape()));
   if (gradient.layout() != at::kStrided) {
     fail(ErrorCode::unsupported, kExecutorWhere, "the gradient of ", param_registry_->nameOf(ds_id),
          " is sparse, which ", "ZeRO does not add up: use sparse=False in its nn.Embedding");
   }
   const std::vector<std::int64_t> shape = param.getShape();
-  const bool is_flat = gradient.dim() == 1 && gradient.numel() == whole;
+  const bool is_flat = gradient.dim() == 1 && gradient.numel() == static_cast<std::int64_t>(productDim(shape));
   if ((is_flat || gradient.sizes() == at::IntArrayRef(shape)) && gradient.device() == param.getDevice() &&
       at::isFloatingType(gradient.scalar_type())) {
     return;
